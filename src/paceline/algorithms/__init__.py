@@ -1,0 +1,25 @@
+"""Collective algorithms, one a file: pure functions from a collective to a schedule.
+
+Importing this package registers all of them; :data:`ALGORITHMS` is the table.
+"""
+
+from paceline.algorithms import (  # noqa: F401  (each registers itself)
+    binomial,
+    bruck,
+    chain,
+    direct,
+    dissemination,
+    doubling,
+    halving_doubling,
+    hierarchical,
+    late_ranks,
+    multicast,
+    one_shot,
+    pairwise,
+    pat,
+    ring,
+    stragglar,
+)
+from paceline.algorithms.registry import ALGORITHMS, Algorithm, algorithm, find, prove, serving
+
+__all__ = ["ALGORITHMS", "Algorithm", "algorithm", "find", "prove", "serving"]

@@ -1,0 +1,65 @@
+"""What several verbs ask for: collectives, clusters, late ranks, sizes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from paceline.errors import UsageError
+from paceline.ir.cluster import PRESETS, Cluster
+from paceline.ir.collective import Collective, Kind
+from paceline.policy.planning import late_enough_s
+from paceline.units import parse_duration, parse_size
+
+_LATE = re.compile(r"([0-9]{1,6})(?::(.+))?")
+
+CLUSTER_HELP = f"A preset ({', '.join(PRESETS)}) or a TOML/JSON file. Default: --ranks hosts with 10 GbE."
+LATE_HELP = "RANK or RANK:DURATION, like 3:500ms; separate several by commas. Without a duration: as late as matters."
+SIZE_HELP = "Size of the buffer, like 64MB or 4KiB."
+RANKS_HELP = "Number of ranks. Default: 8, or all of the cluster's."
+
+
+def read_cluster(cluster: str | None, ranks: int | None) -> Cluster:
+    """The cluster asked for, checked against the number of ranks asked for."""
+    if cluster is None:
+        return Cluster.uniform(8 if ranks is None else ranks, name="10 GbE", multicast=True)
+    if cluster in PRESETS:
+        found = Cluster.preset(cluster)
+    elif Path(cluster).suffix in (".toml", ".json") or Path(cluster).exists():
+        found = Cluster.load(cluster)
+    else:
+        raise UsageError(
+            f"there is no cluster {cluster!r}: presets are {', '.join(PRESETS)}; or name a .toml or .json file"
+        )
+    if ranks is not None and ranks != found.num_ranks:
+        raise UsageError(
+            f"{found.name} has {found.num_ranks} ranks, not {ranks}; leave --ranks out or change the cluster"
+        )
+    return found
+
+
+def read_late(late: str | None, collective: Collective, cluster: Cluster, size_bytes: int) -> Cluster:
+    """The cluster with the ranks late that --late names."""
+    if late is None:
+        return cluster
+    lateness: dict[int, float] = {}
+    for entry in late.split(","):
+        match = _LATE.fullmatch(entry.strip())
+        if match is None:
+            raise UsageError(f"--late takes RANK or RANK:DURATION, like 3 or 3:500ms, not {entry!r}")
+        duration = match.group(2)
+        rank = int(match.group(1))
+        if rank in lateness:
+            raise UsageError(f"--late names rank {rank} twice")
+        lateness[rank] = parse_duration(duration) if duration else late_enough_s(collective, cluster, size_bytes)
+    return cluster.with_late(lateness)
+
+
+def read_question(
+    kind: str, ranks: int | None, cluster: str | None, late: str | None, size: str, root: int = 0
+) -> tuple[Collective, Cluster, int]:
+    """The collective, the cluster with its late ranks, and the size in bytes."""
+    size_bytes = parse_size(size)
+    found = read_cluster(cluster, ranks)
+    collective = Collective(Kind.parse(kind), found.num_ranks, root)
+    return collective, read_late(late, collective, found, size_bytes), size_bytes

@@ -1,0 +1,46 @@
+"""Every exception Paceline raises on purpose.
+
+PacelineError
+ ├─ UsageError            an argument makes no sense; the message says what to pass instead
+ │   └─ UnsupportedError  the algorithm does not serve this collective or number of ranks
+ ├─ FileFormatError       a schedule or cluster file is malformed, hostile or of another version
+ └─ ScheduleError         a schedule breaks a rule of the schedule language
+     └─ ProofError        a well-formed schedule does not do what its collective promises
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """The root: catch it to catch everything of Paceline's own."""
+
+
+class UsageError(PacelineError, ValueError):
+    """An argument makes no sense; the message says what to pass instead."""
+
+
+class UnsupportedError(UsageError):
+    """The algorithm does not serve this collective or this number of ranks."""
+
+
+class FileFormatError(PacelineError, ValueError):
+    """A schedule or cluster file is malformed, hostile or of another version."""
+
+
+class ScheduleError(PacelineError, ValueError):
+    """A schedule breaks a rule of the schedule language (ranges, order of steps, sizes of columns)."""
+
+
+class ProofError(ScheduleError):
+    """A well-formed schedule does not implement its collective.
+
+    ``rule`` is one of the rules of :mod:`paceline.ir.verify`. ``transfer`` is the index of the transfer to
+    blame, or None where a transfer is missing; ``ranks`` and ``chunk`` say where it shows.
+    """
+
+    def __init__(self, message: str, *, rule: str, transfer: int | None, ranks: tuple[int, ...], chunk: int) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.transfer = transfer
+        self.ranks = ranks
+        self.chunk = chunk

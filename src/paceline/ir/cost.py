@@ -1,0 +1,163 @@
+"""What a schedule costs on a cluster: the alpha-beta critical path with ports and late ranks.
+
+A transfer starts when its source holds the data, its destination may write (see :mod:`paceline.ir.transfers`),
+both ranks have arrived, and both of its ports are done with the steps before. A port serves the steps in
+order; messages of one step that share a port share its time, so each takes as long as all of them together.
+Reductions are free, chunks are forwarded whole, and wires are never lost: a model, not a simulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import UsageError
+from paceline.ir.bound import exposed_bound
+from paceline.ir.cluster import Cluster, FloatArray
+from paceline.ir.schedule import Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Cost:
+    """Times in seconds, counted from the arrival of the first rank.
+
+    ``start_s`` and ``end_s`` are per transfer (its last destination); ``exposed_s`` is what remains after the
+    last rank's arrival, ``bound_s`` the least that could remain on this cluster whatever the schedule.
+    """
+
+    total_s: float
+    exposed_s: float
+    bound_s: float
+    start_s: FloatArray = field(repr=False)
+    end_s: FloatArray = field(repr=False)
+    rank_done_s: FloatArray = field(repr=False)
+
+    @property
+    def ratio(self) -> float:
+        """Exposed time over the bound: 1.0 is perfect."""
+        return self.exposed_s / self.bound_s if self.bound_s > 0 else float("nan")
+
+
+def cost(schedule: Schedule, cluster: Cluster, size_bytes: float) -> Cost:
+    """Price the schedule for a buffer of so many bytes (see :meth:`Collective.chunk_bytes`)."""
+    if schedule.num_ranks != cluster.num_ranks:
+        raise UsageError(f"the schedule has {schedule.num_ranks} ranks and the cluster {cluster.num_ranks}")
+    if not (np.isfinite(size_bytes) and size_bytes >= 0):
+        raise UsageError(f"a buffer has zero or more bytes, not {size_bytes}")
+    table = schedule.transfers
+    start, end, done = _play(schedule, cluster, _durations(schedule, cluster, size_bytes))
+    total = max(float(done.max()), cluster.last_arrival_s)
+    return Cost(
+        total_s=total,
+        exposed_s=total - cluster.last_arrival_s,
+        bound_s=exposed_bound(schedule.collective, cluster, size_bytes, multicast=not table.unicast),
+        start_s=np.minimum.reduceat(start, table.first[:-1]) if len(table) else start,
+        end_s=np.maximum.reduceat(end, table.first[:-1]) if len(table) else end,
+        rank_done_s=done,
+    )
+
+
+def _durations(schedule: Schedule, cluster: Cluster, size_bytes: float) -> FloatArray:
+    """How long each transfer takes at each destination once it may start, its ports' other work included."""
+    table, facts = schedule.transfers, cluster.arrays
+    row = np.repeat(np.arange(len(table)), table.fanout)
+    source, target, step = table.source[row], table.destination, table.step[row]
+    inside = facts.host[source] == facts.host[target]
+    payload = table.count[row] * schedule.collective.chunk_bytes(size_bytes, schedule.num_chunks)
+    latency = np.where(
+        inside,
+        np.maximum(facts.local_latency[source], facts.local_latency[target]),
+        np.maximum(facts.latency[source], facts.latency[target]),
+    )
+    latency = latency * table.opens_message()[row]
+    sending = latency + payload / np.where(inside, facts.local_rate[source], facts.up[source])
+    receiving = latency + payload / np.where(inside, facts.local_rate[target], facts.down[target])
+
+    first_of_row = np.zeros(len(row), np.bool_)
+    first_of_row[table.first[:-1]] = True
+    longest: FloatArray = np.maximum(
+        _shared(step, source, cluster.num_ranks, sending, first_of_row),
+        _shared(step, target, cluster.num_ranks, receiving),
+    )
+    if len(cluster.hosts) < cluster.num_ranks:
+        hosts, out = len(cluster.hosts), ~inside
+        crosses_first = np.zeros(len(row), np.bool_)
+        crosses_first[np.flatnonzero(out)[np.unique(row[out], return_index=True)[1]]] = True
+        up = _shared(step, facts.host[source], hosts, sending, crosses_first)
+        down = _shared(step, facts.host[target], hosts, receiving, out)
+        longest = np.where(out, np.maximum(longest, np.maximum(up, down)), longest)
+    return longest
+
+
+def _shared(
+    step: npt.NDArray[np.integer],
+    port: npt.NDArray[np.integer],
+    num_ports: int,
+    work: FloatArray,
+    counts: npt.NDArray[np.bool_] | None = None,
+) -> FloatArray:
+    """All the work of one port in one step, for each row that uses it."""
+    key = step.astype(np.int64) * num_ports + port
+    if len(key) and int(step[-1] + 1) * num_ports > 8 * len(key) + 1024:
+        key = np.unique(key, return_inverse=True)[1].reshape(-1)
+    total: FloatArray = np.bincount(key, weights=work if counts is None else work * counts).astype(np.float64)
+    shared: FloatArray = np.maximum(total[key], work)
+    return shared
+
+
+def _play(schedule: Schedule, cluster: Cluster, duration: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Start and end of each transfer at each destination, and when each rank is done."""
+    table, ranks = schedule.transfers, schedule.num_ranks
+    facts = cluster.arrays
+    row = np.repeat(np.arange(len(table)), table.fanout)
+    source, target, host = table.source[row], table.destination, facts.host
+    runs = bool((table.count > 1).any())
+    moves = table.moves(0, schedule.num_chunks) if runs or not table.unicast else None
+    chunk = table.chunk if moves is None else moves.chunk
+    read = chunk.astype(np.int64) * ranks + (source if moves is None else moves.source)
+    write = chunk.astype(np.int64) * ranks + (target if moves is None else moves.destination)
+    num_places = schedule.num_chunks * ranks
+    if num_places > 8 * len(read) + 1024:
+        places, packed = np.unique(np.concatenate((read, write)), return_inverse=True)
+        read, write = packed.reshape(-1)[: len(read)], packed.reshape(-1)[len(read) :]
+        arrival = facts.arrival[places % ranks]
+    else:
+        arrival = np.tile(facts.arrival, schedule.num_chunks)
+    length = table.count[row] if runs else None
+    first_move = np.concatenate(([0], np.cumsum(table.count[row]))) if runs else np.arange(len(row) + 1)
+
+    written, read_until = arrival.copy(), arrival.copy()
+    send_free, receive_free = facts.arrival.copy(), facts.arrival.copy()
+    shared_ports = len(cluster.hosts) < cluster.num_ranks
+    up_free, down_free = np.zeros(len(cluster.hosts)), np.zeros(len(cluster.hosts))
+    start, end = np.empty(len(row)), np.empty(len(row))
+    borders = np.searchsorted(table.step[row], np.arange(table.num_steps + 1))
+    move_borders = first_move[borders].tolist()
+    borders = borders.tolist()
+    for step in range(table.num_steps):
+        rows, places_of = (
+            slice(borders[step], borders[step + 1]),
+            slice(move_borders[step], move_borders[step + 1]),
+        )
+        src, dst, reading, writing = source[rows], target[rows], read[places_of], write[places_of]
+        ready = np.maximum(written[reading], np.maximum(written[writing], read_until[writing]))
+        if length is not None:
+            ready = np.maximum.reduceat(ready, first_move[rows] - places_of.start)
+        begin = np.maximum(np.maximum(ready, send_free[src]), receive_free[dst])
+        if shared_ports:
+            out = np.flatnonzero(host[src] != host[dst])
+            ports = np.maximum(up_free[host[src[out]]], down_free[host[dst[out]]])
+            begin[out] = np.maximum(begin[out], ports)
+        finish = begin + duration[rows]
+        start[rows], end[rows] = begin, finish
+        np.maximum.at(send_free, src, finish)
+        np.maximum.at(receive_free, dst, finish)
+        if shared_ports:
+            np.maximum.at(up_free, host[src[out]], finish[out])
+            np.maximum.at(down_free, host[dst[out]], finish[out])
+        per_move = finish if length is None else np.repeat(finish, length[rows])
+        np.maximum.at(written, writing, per_move)
+        np.maximum.at(read_until, reading, per_move)
+    return start, end, np.maximum(send_free, receive_free)

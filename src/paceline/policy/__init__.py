@@ -1,0 +1,1 @@
+"""Decisions, as pure functions: numbers in, decision out."""

@@ -1,0 +1,132 @@
+"""The command line, as a user meets it: a process, its output and its exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+
+def paceline(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    code = "from paceline.cli.main import run; run()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd, timeout=100, check=False
+    )
+
+
+def test_version_and_help() -> None:
+    assert paceline("--version").stdout.startswith("paceline 0.")
+    for verb in ("plan", "verify", "compare", "demo"):
+        done = paceline(verb, "--help")
+        assert done.returncode == 0
+        assert "Example" in done.stdout
+
+
+def test_plan_shows_proof_cost_and_ring(tmp_path: Path) -> None:
+    done = paceline(
+        "plan", "allreduce", "--ranks", "8", "--algorithm", "stragglar", "--late", "3", "--pieces", "1",
+        "--json", "s.json", "--svg", "s.svg", "--png", "s.png", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for word in (
+        "stragglar: allreduce of 8 ranks",
+        "0>1:0+",
+        "3>7:0+",
+        "proven",
+        "after arrival",
+        "ring",
+        "rank 3 late",
+    ):
+        assert word in done.stdout
+    again = paceline("verify", "s.json", cwd=tmp_path)
+    assert (again.returncode, "proven" in again.stdout) == (0, True)
+    assert ElementTree.parse(tmp_path / "s.svg").getroot().tag.endswith("svg")
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_takes_the_best_by_default() -> None:
+    assert "stragglar: allreduce" in paceline("plan", "all-reduce", "--cluster", "lan8", "--late", "3:2s").stdout
+    assert "multicast: broadcast" in paceline("plan", "broadcast", "--ranks", "12", "--root", "5").stdout
+
+
+def test_plan_for_one_rank() -> None:
+    done = paceline("plan", "allreduce", "--ranks", "1", "--algorithm", "ring")
+    assert (done.returncode, "proven" in done.stdout) == (0, True)
+
+
+def test_compare(tmp_path: Path) -> None:
+    done = paceline("compare", "allreduce", "--ranks", "4", "--size", "1MB", "--late", "3:500ms")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert any("ring / it" in line for line in lines)
+    assert sum(line.startswith(("ring", "stragglar", "bruck", "late_ranks", "doubling")) for line in lines) == 5
+    drawn = paceline("compare", "barrier", "--ranks", "4", "--plot", str(tmp_path / "c.png"))
+    assert drawn.returncode == 0, drawn.stderr
+    assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+def test_demo(tmp_path: Path) -> None:
+    done = paceline("demo", "--picture", "d.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("proven", "refused", "[missing]", "[counted-twice]", "stragglar", "late_ranks"):
+        assert word in done.stdout.replace("\n", "")
+    assert (tmp_path / "d.png").stat().st_size > 1000
+
+
+def test_verify_refuses_with_exit_code_1(tmp_path: Path) -> None:
+    paceline("plan", "allreduce", "--ranks", "4", "--algorithm", "ring", "--json", "r.json", cwd=tmp_path)
+    text = (tmp_path / "r.json").read_text()
+    (tmp_path / "bad.json").write_text(text.replace("[true,", "[false,", 1))
+    done = paceline("verify", "bad.json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("paceline: refused: ring schedule, allreduce of 4 ranks: ")
+    assert "transfer 0" in done.stderr
+
+
+WRONG = [
+    (["plan", "allreduces"], "there is no collective 'allreduces'"),
+    (["plan", "allreduce", "--late", "9"], "rank 9 cannot be late: the ranks are 0 to 7"),
+    (["plan", "allreduce", "--late", "three"], "--late takes RANK or RANK:DURATION"),
+    (["plan", "allreduce", "--late", "3:500"], "'500' is not a duration"),
+    (["plan", "allreduce", "--late", "3,3"], "names rank 3 twice"),
+    (["plan", "allreduce", "--size", "64furlongs"], "is not a size; write it like 64MB"),
+    (["plan", "allreduce", "--ranks", "0"], "ranks"),
+    (["plan", "allreduce", "--ranks", "3", "--cluster", "lan8"], "lan8 has 8 ranks, not 3"),
+    (["plan", "allreduce", "--cluster", "lan9"], "there is no cluster 'lan9'"),
+    (["plan", "allreduce", "--cluster", "none.toml"], "cannot read none.toml"),
+    (["plan", "allreduce", "--algorithm", "rign"], "there is no algorithm 'rign'"),
+    (["plan", "allreduce", "--algorithm", "chain"], "chain is an algorithm for broadcast, reduce"),
+    (["plan", "allreduce", "--pieces", "4"], "name it with --algorithm"),
+    (["plan", "allreduce", "--algorithm", "bruck", "--pieces", "4"], "bruck has no parameter 'pieces'"),
+    (["plan", "allreduce", "--png", "picture.gif"], "ends in .png"),
+    (["plan", "allreduce", "--json", "schedule.txt"], "saved as .json"),
+    (["plan", "broadcast", "--root", "8"], "root 8 is not one of the ranks"),
+    (["plan", "allreduce", "--ranks", "99999"], "1 to 32768 ranks"),
+    (["compare", "allreduce", "--plot", "no/such/folder/c.png"], "there is no folder"),
+    (["verify", "none.json"], "cannot read none.json"),
+    (["juggle"], "No such command"),
+    (["plan"], "Missing argument"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), WRONG)
+def test_wrong_arguments_get_a_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    done = paceline(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence.lower() in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_gets_no_traceback() -> None:
+    code = "from paceline.cli.main import run; run()"
+    command = [sys.executable, "-c", code, "plan", "allreduce", "--ranks", "64", "--algorithm", "ring", "--all"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("ring: allreduce of 64 ranks")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        process.wait(timeout=60)

@@ -1,0 +1,130 @@
+"""Clusters from presets, files and code."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import FileFormatError, PacelineError, UsageError
+from paceline.ir.cluster import PRESETS, Cluster, Host
+
+OFFICE = """
+name = "office"
+multicast = true
+wire_factor = 1.05
+
+[[hosts]]
+count = 2
+ranks = 2
+up = "1Gbit/s"
+down = "2Gbit/s"
+latency = "40us"
+local = "9GB/s"
+local_latency = "1us"
+
+[[hosts]]
+up = "100mbit"
+
+[late]
+3 = "500ms"
+"""
+
+
+def test_toml(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(OFFICE)
+    office = Cluster.load(path)
+    assert (office.name, office.num_ranks, office.host_of, office.multicast) == ("office", 5, (0, 0, 1, 1, 2), True)
+    assert astuple(office.hosts[1]) == pytest.approx((125e6, 250e6, 40e-6, 9e9, 1e-6))
+    assert office.hosts[2].up_bytes_per_s == 12.5e6
+    assert office.late_s == (0, 0, 0, 0.5, 0)
+
+
+def test_json(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text('{"hosts": [{"count": 3, "up": "1gbit"}], "late": {"1": "2s"}}')
+    cluster = Cluster.load(path)
+    assert (cluster.name, cluster.num_ranks, cluster.late_s) == ("cluster", 3, (0, 2, 0))
+
+
+HOSTILE = {
+    "empty": "",
+    "no hosts": 'name = "x"',
+    "hosts a number": "hosts = 3",
+    "host a number": "hosts = [3]",
+    "unknown key": '[[hosts]]\nspeed = "1gbit"',
+    "unknown top key": 'color = "red"\n[[hosts]]\n',
+    "rate a number": "[[hosts]]\nup = 3",
+    "rate of nan": '[[hosts]]\nup = "nanbit"',
+    "no rate": '[[hosts]]\nup = "0mbit"',
+    "huge count": "[[hosts]]\ncount = 1000000000000",
+    "negative ranks": "[[hosts]]\nranks = -4",
+    "late rank unknown": '[[hosts]]\n[late]\n7 = "1s"',
+    "late rank negative": '[[hosts]]\n[late]\n-1 = "1s"',
+    "late a number": "[[hosts]]\n[late]\n0 = 5",
+    "wire factor nan": "wire_factor = nan\n[[hosts]]\n",
+    "wire factor small": "wire_factor = 0.5\n[[hosts]]\n",
+    "bool for int": "[[hosts]]\ncount = true",
+    "not toml": "\x00\x01\x02",
+    "deep": "a = " + "[" * 5000 + "]" * 5000,
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_malformed_files_get_one_sentence(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(HOSTILE[case])
+    with pytest.raises(FileFormatError, match="is not a cluster file") as caught:
+        Cluster.load(path)
+    assert len(str(caught.value)) < 1000
+
+
+def test_other_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        Cluster.load(tmp_path / "none.toml")
+    with pytest.raises(UsageError, match="cannot read"):
+        Cluster.load(tmp_path)
+    large = tmp_path / "large.toml"
+    large.write_bytes(b"#" * (2 << 20))
+    with pytest.raises(FileFormatError, match="is larger than"):
+        Cluster.load(large)
+    (tmp_path / "latin.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(FileFormatError):
+        Cluster.load(tmp_path / "latin.toml")
+
+
+def test_presets() -> None:
+    expected = {"lan8": 8, "lan4": 4, "uplink8": 8, "gpu8": 8, "eth64": 64, "fattree188": 188}
+    assert {name: Cluster.preset(name).num_ranks for name in PRESETS} == expected
+    assert all(Cluster.preset(name).name == name and Cluster.preset(name).note for name in PRESETS)
+    assert Cluster.preset("lan8").hosts[0].up_bytes_per_s == 62.5e6
+    with pytest.raises(UsageError, match="there is no cluster 'lan9'"):
+        Cluster.preset("lan9")
+
+
+def test_wrong_clusters() -> None:
+    host = Host()
+    for wrong in (
+        lambda: Cluster((host,), ()),
+        lambda: Cluster((host, host), (0, 0)),
+        lambda: Cluster((host,), (0, 1)),
+        lambda: Cluster((host,), (0, 0), (0.0,)),
+        lambda: Cluster((host,), (0,), (float("nan"),)),
+        lambda: Cluster((host,), (0,), (-1.0,)),
+        lambda: Host(up_bytes_per_s=0),
+        lambda: Host(latency_s=-1),
+        lambda: Cluster.uniform(0),
+        lambda: Cluster.uniform(10**9),
+        lambda: Cluster.uniform(3).with_late({3: 1.0}),
+    ):
+        with pytest.raises(PacelineError):
+            wrong()
+
+
+def test_resized_keeps_the_kind_of_cluster_and_who_is_last() -> None:
+    eth = Cluster.preset("eth64").with_late({60: 2.0})
+    small, large = eth.resized(10), eth.resized(100)
+    assert (small.num_ranks, len(small.hosts), max(small.late_s)) == (10, 3, 2.0)
+    assert (large.num_ranks, len(large.hosts), large.late_s[60]) == (100, 25, 2.0)
