@@ -84,7 +84,7 @@ def hierarchical(collective: Collective, *, hosts: Sequence[int] | None = None, 
     a host's port: 2(H - 1)/H of the buffer, which is optimal, carried by as many ranks as the smallest host has.
     Lateness: a late rank delays its host, and with it all.
 
-    Source: folklore; e.g. Mikami et al., "ImageNet/ResNet-50 training in 224 seconds", 2018 (2D-torus all-reduce).
+    Source: folklore; e.g. Mikami et al., "Massively distributed SGD", 2018 (2D-torus all-reduce).
     """
     members = _members(hosts, collective.num_ranks)
     if collective.kind is Kind.ALL_REDUCE:
