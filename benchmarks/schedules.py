@@ -3,8 +3,8 @@
     python benchmarks/schedules.py [--repeats 5] [--json FILE]
 
 Each case runs in a process of its own, so that its peak memory is its own. Times are medians; for build + prove the
-fastest and the slowest run are given too (the slowest is the first, which touches its memory for the first time). A goal
-is reached if the slowest run reaches it. Exits with 1 if a goal is missed.
+fastest and the slowest run are given too (the slowest is the first, which touches its memory for the first time). A
+goal is reached if the slowest run reaches it. Exits with 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def main() -> int:
         missed |= "NO" in told
         print(
             f"| {case.name} | {result.transfers:,} | {result.build_s:.3f} s | {result.prove_s:.3f} s "
-            f"| {result.fastest_s:.3f} to {result.slowest_s:.3f} s | {result.price_s:.3f} s | {result.peak_mb:.0f} MB | {told} |",
+            f"| {result.fastest_s:.3f} to {result.slowest_s:.3f} s | {result.price_s:.3f} s "
+            f"| {result.peak_mb:.0f} MB | {told} |",
             flush=True,
         )
     if options.json is not None:
