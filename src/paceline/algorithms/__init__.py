@@ -20,6 +20,6 @@ from paceline.algorithms import (  # noqa: F401  (each registers itself)
     ring,
     stragglar,
 )
-from paceline.algorithms.registry import ALGORITHMS, Algorithm, algorithm, find, prove, serving
+from paceline.algorithms.registry import ALGORITHMS, Algorithm, algorithm, build, find, prove, serving
 
-__all__ = ["ALGORITHMS", "Algorithm", "algorithm", "find", "prove", "serving"]
+__all__ = ["ALGORITHMS", "Algorithm", "algorithm", "build", "find", "prove", "serving"]

@@ -13,10 +13,11 @@ what depends on a cluster is passed in by :mod:`paceline.policy.planning`. Param
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.collective import Collective, Kind
@@ -51,8 +52,8 @@ class Algorithm:
         """Whether it has a schedule for this collective."""
         return collective.kind in self.kinds and (collective.num_ranks >= self.min_ranks)
 
-    def __call__(self, collective: Collective, **parameters: Any) -> Schedule:
-        """Make the schedule."""
+    def check(self, collective: Collective, parameters: Mapping[str, Any]) -> None:
+        """Raise UsageError unless the algorithm serves the collective and has these parameters."""
         if collective.kind not in self.kinds:
             kinds = ", ".join(sorted(self.kinds))
             raise UnsupportedError(f"{self.name} is an algorithm for {kinds}, not for {collective.kind}")
@@ -64,6 +65,10 @@ class Algorithm:
                 raise UsageError(f"{self.name} has no parameter {name!r}; its parameters: {known}")
             if name in ("pieces", "chains") and (not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name} must be a whole number, 1 or more, not {value!r}")
+
+    def __call__(self, collective: Collective, **parameters: Any) -> Schedule:
+        """Make the schedule."""
+        self.check(collective, parameters)
         if collective.num_ranks == 1:
             return Schedule(collective, 1, Transfers.none(), self.name)
         num_chunks, transfers = self.draft(collective, **parameters)
@@ -97,15 +102,61 @@ def serving(collective: Collective) -> Iterable[Algorithm]:
     return [entry for entry in ALGORITHMS.values() if entry.serves(collective)]
 
 
-@lru_cache(maxsize=32)
-def _prove(entry: Algorithm, collective: Collective, parameters: tuple[tuple[str, Any], ...]) -> Proof:
-    return verify(entry(collective, **dict(parameters)))
+def build(name: str, collective: Collective, **parameters: Any) -> Schedule:
+    """Make a schedule, which is not proven yet: to price it, or to look at it. Cached."""
+    key = _key(name, collective, parameters)
+    return _schedules.get(key, lambda: find(name)(collective, **parameters), size=_num_bytes)
 
 
 def prove(name: str, collective: Collective, **parameters: Any) -> Proof:
-    """Make and prove a schedule; the same request is answered from a small cache.
+    """Make and prove a schedule. Cached.
 
     >>> prove("stragglar", Collective(Kind.ALL_REDUCE, 8), late=3, pieces=4)
     """
+    key = _key(name, collective, parameters)
+    return _proofs.get(
+        key, lambda: verify(build(name, collective, **parameters)), size=lambda proof: _num_bytes(proof.schedule)
+    )
+
+
+_Key = tuple[Algorithm, Collective, tuple[tuple[str, Any], ...]]
+_T = TypeVar("_T")
+
+
+def _key(name: str, collective: Collective, parameters: dict[str, Any]) -> _Key:
     frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in parameters.items()}
-    return _prove(find(name), collective, tuple(sorted(frozen.items())))
+    return find(name), collective, tuple(sorted(frozen.items()))
+
+
+def _num_bytes(schedule: Schedule) -> int:
+    return 40 * len(schedule.transfers.destination) + 1000
+
+
+class _Cache(Generic[_T]):
+    """The least recently used go first when all together have more bytes than a limit."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[_Key, tuple[_T, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: _Key, make: Callable[[], _T], size: Callable[[_T], int]) -> _T:
+        """What was made for this key before, or what ``make`` makes now."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                return self._entries[key][0]
+        made = make()
+        with self._lock:
+            if key not in self._entries:
+                self._entries[key] = made, size(made)
+                self._bytes += size(made)
+            while self._bytes > self._most_bytes:
+                _, (_, freed) = self._entries.popitem(last=False)
+                self._bytes -= freed
+        return made
+
+
+_schedules: _Cache[Schedule] = _Cache(most_bytes=256 << 20)
+_proofs: _Cache[Proof] = _Cache(most_bytes=256 << 20)

@@ -11,7 +11,7 @@ A cluster comes from a preset name, a TOML or JSON file (the fields of :class:`H
 
     [[hosts]]
     count = 8                       # eight like this one
-    ranks = 4                       # ranks on each of them
+    ranks = 4                       # ranks on each of them, or a list: [0, 5]
     up = "10Gbit/s"
     down = "10Gbit/s"
     latency = "30us"
@@ -132,17 +132,18 @@ class Cluster:
         """A cluster from what a file says."""
         _only(content, {"name", "multicast", "wire_factor", "hosts", "late"}, "the top of the file")
         hosts: list[Host] = []
-        host_of: list[int] = []
+        members: list[list[int]] = []
         for entry in _typed(content, "hosts", list, []):
             host = _host(entry)
-            count, ranks = _typed(entry, "count", int, 1), _typed(entry, "ranks", int, 1)
-            if count < 1 or ranks < 1 or len(host_of) + count * ranks > MAX_RANKS:
-                raise UsageError(f"count and ranks are at least 1, and a cluster has at most {MAX_RANKS} ranks")
-            for _ in range(count):
-                host_of += [len(hosts)] * ranks
+            num_ranks = sum(map(len, members))
+            for ranks in _ranks_of_hosts(entry, num_ranks):
                 hosts.append(host)
+                members.append(ranks)
         if not hosts:
             raise UsageError("there are no [[hosts]] in it")
+        host_of = [host for rank, host in sorted((rank, h) for h, ranks in enumerate(members) for rank in ranks)]
+        if sorted(rank for ranks in members for rank in ranks) != list(range(len(host_of))):
+            raise UsageError(f"the hosts' lists of ranks must name each rank from 0 to {len(host_of) - 1} once")
         late = {}
         for rank, text in _typed(content, "late", dict, {}).items():
             if not str(rank).isdecimal() or not isinstance(text, str):
@@ -221,6 +222,18 @@ class ClusterArrays:
     arrival: FloatArray
 
 
+def _ranks_of_hosts(entry: Mapping[str, Any], first: int) -> list[list[int]]:
+    """The ranks of each host that an entry stands for: given by number, they follow on those before."""
+    count, ranks = _typed(entry, "count", int, 1), _typed(entry, "ranks", (int, list), 1)
+    if isinstance(ranks, list):
+        if count != 1 or not all(isinstance(rank, int) for rank in ranks):
+            raise UsageError("ranks is a number or a list of rank numbers, and a list is for one host only")
+        return [ranks]
+    if count < 1 or ranks < 1 or first + count * ranks > MAX_RANKS:
+        raise UsageError(f"count and ranks are at least 1, and a cluster has at most {MAX_RANKS} ranks")
+    return [list(range(first + host * ranks, first + (host + 1) * ranks)) for host in range(count)]
+
+
 def _host(entry: Mapping[str, Any]) -> Host:
     _only(entry, {"count", "ranks", *_HOST_KEYS}, "[[hosts]]")
     values = {field: parse(_typed(entry, key, str, "")) for key, (field, parse) in _HOST_KEYS.items() if key in entry}
@@ -248,8 +261,8 @@ def _only(content: Mapping[str, Any], known: set[str], where: str) -> None:
 def _typed(content: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any) -> Any:
     value = content.get(key, default)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        names = kind.__name__ if isinstance(kind, type) else "number"
-        raise UsageError(f"{key} must be a {names}, not {value!r}")
+        names = kind.__name__ if isinstance(kind, type) else " or ".join(one.__name__ for one in kind)
+        raise UsageError(f"{key} must be of type {names}, not {value!r:.100}")
     return value
 
 

@@ -6,12 +6,11 @@ Numbers in, decision out: nothing here touches a network or a clock, so every ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from paceline.algorithms import Algorithm, find, prove, serving
+from paceline.algorithms import Algorithm, build, find, prove, serving
 from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective
@@ -22,8 +21,11 @@ from paceline.ir.verify import Proof
 _MOST_MOVES = 3 << 20
 """A finer cut is not tried when its schedule would move more chunks than this: nobody wants to wait for it."""
 
-_MOST_LATE_RANKS_CHUNKS = 128
-"""Likewise for ``late_ranks``, whose greedy construction is slower than the others."""
+_MOST_GREEDY_CHUNKS = 128
+"""Nor with more chunks than this where the construction is greedy (``late_ranks``), and therefore slow."""
+
+_MOST_PIECES = 1 << 12
+"""Nor with more pieces than this."""
 
 _WORTH_IT = 0.999
 """A finer cut must save at least a thousandth."""
@@ -52,17 +54,14 @@ def plan(collective: Collective, cluster: Cluster, size_bytes: float, algorithm:
     >>> plan(Collective(Kind.ALL_REDUCE, 8), Cluster.preset("lan8").with_late({3: 0.5}), 64e6, "stragglar").cost.ratio
     """
     entry = find(algorithm)
+    entry.check(collective, given)
     if collective.num_ranks != cluster.num_ranks:
         raise UsageError(f"the {collective} does not fit the cluster {cluster.name} of {cluster.num_ranks} ranks")
-    if entry.name == "multicast" and not cluster.multicast:
+    if "chains" in entry.parameters and not cluster.multicast:
         raise UnsupportedError(f"the network of {cluster.name} has no multicast (set multicast = true if it has)")
-    best: tuple[float, dict[str, Any]] | None = None
-    for parameters, seconds in _candidates(entry, collective, cluster, size_bytes, given):
-        if best is None or seconds < best[0] * _WORTH_IT:
-            best = seconds, parameters
-    assert best is not None
-    proof = prove(algorithm, collective, **best[1])
-    return Plan(algorithm, best[1], cluster, size_bytes, proof, cost(proof.schedule, cluster, size_bytes))
+    parameters = _tuned(entry, collective, cluster, size_bytes, given)
+    proof = prove(algorithm, collective, **parameters)
+    return Plan(algorithm, parameters, cluster, size_bytes, proof, cost(proof.schedule, cluster, size_bytes))
 
 
 def compare(
@@ -84,18 +83,14 @@ def compare(
 def worth_comparing(collective: Collective, cluster: Cluster) -> list[Algorithm]:
     """Algorithms that serve the collective and make sense here."""
 
-    def sensible(entry: Algorithm) -> bool:
-        if entry.name == "multicast":
-            return cluster.multicast
-        if entry.name == "late_ranks":
-            return cluster.last_arrival_s > 0 and collective.num_ranks <= _MOST_LATE_RANKS_CHUNKS
-        if entry.name == "stragglar":
-            return cluster.last_arrival_s > 0
-        if entry.name == "hierarchical":
-            return 1 < len(cluster.hosts) < cluster.num_ranks
-        return True
-
-    return [entry for entry in serving(collective) if sensible(entry)]
+    late = cluster.last_arrival_s > 0
+    sensible = {
+        "late": late,
+        "arrivals": late and collective.num_ranks <= _MOST_GREEDY_CHUNKS,
+        "hosts": 1 < len(cluster.hosts) < cluster.num_ranks,
+        "chains": cluster.multicast,
+    }
+    return [entry for entry in serving(collective) if all(sensible.get(name, True) for name in entry.parameters)]
 
 
 def late_enough_s(collective: Collective, cluster: Cluster, size_bytes: float) -> float:
@@ -107,42 +102,34 @@ def late_enough_s(collective: Collective, cluster: Cluster, size_bytes: float) -
     return 1.5 * (size_bytes * cluster.wire_factor / slowest + 4 * collective.num_ranks * latency)
 
 
-def _candidates(
+def _tuned(
     entry: Algorithm, collective: Collective, cluster: Cluster, size_bytes: float, given: Mapping[str, Any]
-) -> Iterator[tuple[dict[str, Any], float]]:
-    """Settings to choose from, with their prices: pieces and chains are doubled as long as that helps."""
+) -> dict[str, Any]:
+    """All parameters: as given, as the cluster says, and the rest doubled from 1 on for as long as that helps."""
     free: list[str] = [name for name in ("chains", "pieces") if name in entry.parameters and name not in given]
-    fixed = {name: value for name, value in given.items() if value is not None}
+    tuned: dict[str, int] = dict.fromkeys(free, 1)
 
-    def price(tuned: Mapping[str, int]) -> tuple[dict[str, Any], float, int]:
-        parameters = {**_from_cluster(entry, collective, cluster, size_bytes, tuned, fixed), **tuned, **fixed}
-        frozen = tuple(sorted((key, tuple(v) if isinstance(v, list) else v) for key, v in parameters.items()))
-        schedule = _build(entry, collective, frozen)
-        return parameters, cost(schedule, cluster, size_bytes).exposed_s, schedule.num_moves
+    def complete() -> dict[str, Any]:
+        return {**_from_cluster(entry, collective, cluster, size_bytes, {**tuned, **given}), **tuned, **given}
 
-    def most(name: str) -> int:
-        if name == "chains":
-            return collective.num_ranks
-        return max(1, _MOST_LATE_RANKS_CHUNKS // collective.num_ranks) if entry.name == "late_ranks" else 1 << 12
+    def price() -> tuple[float, int]:
+        schedule = build(entry.name, collective, **complete())
+        return cost(schedule, cluster, size_bytes).exposed_s, schedule.num_moves
 
-    tuned = dict.fromkeys(free, 1)
-    parameters, seconds, moves = price(tuned)
-    yield parameters, seconds
+    if not free:
+        return complete()
+    most_pieces = _MOST_GREEDY_CHUNKS // collective.num_ranks if "arrivals" in entry.parameters else _MOST_PIECES
+    most = {"chains": collective.num_ranks, "pieces": most_pieces}
+    seconds, moves = price()
     for name in free:
-        best, value = seconds, 2
-        while value <= most(name) and 2 * moves <= _MOST_MOVES:
-            parameters, seconds, moves = price({**tuned, name: value})
-            yield parameters, seconds
-            if seconds >= best * _WORTH_IT:
+        while 2 * tuned[name] <= most[name] and 2 * moves <= _MOST_MOVES:
+            tuned[name] *= 2
+            finer_seconds, moves = price()
+            if finer_seconds >= seconds * _WORTH_IT:
+                tuned[name] //= 2
                 break
-            best, tuned[name] = seconds, value
-            value *= 2
-        seconds = best
-
-
-@lru_cache(maxsize=256)
-def _build(entry: Algorithm, collective: Collective, parameters: tuple[tuple[str, Any], ...]) -> Schedule:
-    return entry(collective, **dict(parameters))
+            seconds = finer_seconds
+    return complete()
 
 
 def _from_cluster(
@@ -150,20 +137,18 @@ def _from_cluster(
     collective: Collective,
     cluster: Cluster,
     size_bytes: float,
-    tuned: Mapping[str, int],
-    given: Mapping[str, Any],
+    known: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What the cluster says of an algorithm's parameters: who is late, when each arrives, who is on which host."""
-    known: dict[str, Any] = {}
+    told: dict[str, Any] = {}
     if "late" in entry.parameters:
-        known["late"] = max(range(cluster.num_ranks), key=lambda rank: cluster.late_s[rank])
+        told["late"] = max(range(cluster.num_ranks), key=lambda rank: cluster.late_s[rank])
     if "hosts" in entry.parameters:
-        known["hosts"] = cluster.host_of
+        told["hosts"] = cluster.host_of
     if "arrivals" in entry.parameters:
-        pieces = given.get("pieces", tuned.get("pieces", 1))
-        round_s = _round_s(cluster, size_bytes / (pieces * collective.num_ranks))
-        known["arrivals"] = tuple(_rounds(late, round_s) for late in cluster.late_s)
-    return known
+        round_s = _round_s(cluster, size_bytes / (known["pieces"] * collective.num_ranks))
+        told["arrivals"] = tuple(_rounds(late, round_s) for late in cluster.late_s)
+    return told
 
 
 def _round_s(cluster: Cluster, chunk_bytes: float) -> float:

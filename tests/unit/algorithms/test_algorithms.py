@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.algorithms import ALGORITHMS, find, prove, serving
+from paceline.algorithms import ALGORITHMS, build, find, prove, registry, serving
 from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.verify import verify
@@ -129,6 +129,22 @@ def test_wrong_requests_say_what_to_do() -> None:
 def test_proofs_are_cached() -> None:
     collective = Collective(Kind.ALL_REDUCE, 6)
     assert prove("ring", collective, pieces=2) is prove("ring", collective, pieces=2)
+    assert prove("ring", collective, pieces=2).schedule is build("ring", collective, pieces=2)
+
+
+def test_the_cache_forgets_what_is_too_much() -> None:
+    cache: registry._Cache[int] = registry._Cache(most_bytes=100)
+    made: list[int] = []
+
+    def get(number: int) -> int:
+        def make() -> int:
+            made.append(number)
+            return number
+
+        return cache.get((find("ring"), Collective(Kind.ALL_REDUCE, number), ()), make, size=lambda _: 40)
+
+    assert [get(number) for number in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
+    assert made == [1, 2, 3, 2]
 
 
 def test_every_algorithm_documents_itself() -> None:

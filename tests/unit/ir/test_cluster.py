@@ -49,6 +49,16 @@ def test_json(tmp_path: Path) -> None:
     assert (cluster.name, cluster.num_ranks, cluster.late_s) == ("cluster", 3, (0, 2, 0))
 
 
+def test_hosts_with_lists_of_ranks() -> None:
+    mixed = Cluster.from_mapping({"hosts": [{"ranks": [0, 3]}, {"ranks": [2, 1]}]})
+    assert mixed.host_of == (0, 1, 1, 0)
+    for wrong in ([0, 2], [0, 0], [], [-1, 0], [0.5], ["0"], [0, 10**9]):
+        with pytest.raises(UsageError):
+            Cluster.from_mapping({"hosts": [{"ranks": wrong}]})
+    with pytest.raises(UsageError, match="for one host only"):
+        Cluster.from_mapping({"hosts": [{"ranks": [0], "count": 2}]})
+
+
 HOSTILE = {
     "empty": "",
     "no hosts": 'name = "x"',

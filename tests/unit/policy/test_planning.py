@@ -75,5 +75,7 @@ def test_wrong_requests() -> None:
         plan(Collective(Kind.ALL_REDUCE, 4), LAN8, 1e6, "ring")
     with pytest.raises(UnsupportedError, match="has no multicast"):
         plan(Collective(Kind.BROADCAST, 2), Cluster.uniform(2, Host()), 1e6, "multicast")
+    with pytest.raises(UsageError, match="pieces must be a whole number"):
+        plan(EIGHT, LAN8, 1e6, "late_ranks", pieces=0)
     with pytest.raises(UsageError, match="has no parameter 'late'"):
         plan(EIGHT, LAN8, 1e6, "ring", late=3)
