@@ -79,11 +79,14 @@ ALGORITHMS: dict[str, Algorithm] = {}
 """All algorithms by name, in the order of their registration."""
 
 
-def algorithm(*kinds: Kind, min_ranks: int = 1, name: str | None = None) -> Callable[[Callable[..., Draft]], Algorithm]:
-    """Register a function as an algorithm for these collectives, under its own name unless told otherwise."""
+def algorithm(*kinds: Kind, min_ranks: int = 1) -> Callable[[Callable[..., Draft]], Algorithm]:
+    """Register a function as an algorithm for these collectives, under its own name."""
 
     def register(draft: Callable[..., Draft]) -> Algorithm:
-        entry = Algorithm(name or draft.__name__, frozenset(kinds), min_ranks, draft)
+        taken = ALGORITHMS.get(draft.__name__)
+        if taken is not None and taken.draft.__module__ != draft.__module__:
+            raise UsageError(f"{draft.__name__} is taken by {taken.draft.__module__}: give your algorithm another name")
+        entry = Algorithm(draft.__name__, frozenset(kinds), min_ranks, draft)
         ALGORITHMS[entry.name] = entry
         return entry
 

@@ -58,6 +58,7 @@ def plan(
     )
     out = tables.console()
     out.print(f"[bold]{chosen.algorithm}[/]: {question}, {size}, {chosen.schedule.num_chunks} chunks")
+    out.print(find(chosen.algorithm).summary)
     out.print(tables.cluster_line(where))
     out.print()
     out.print(tables.schedule_table(chosen.schedule, all_steps=all_steps))

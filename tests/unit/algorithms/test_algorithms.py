@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.algorithms import ALGORITHMS, build, find, prove, registry, serving
+from paceline.algorithms import ALGORITHMS, algorithm, build, find, prove, registry, serving
 from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.collective import Collective, Kind
+from paceline.ir.transfers import Transfers
 from paceline.ir.verify import verify
 from strategies import requests
 
@@ -122,6 +123,12 @@ def test_wrong_requests_say_what_to_do() -> None:
         prove("multicast", Collective(Kind.ALL_GATHER, 8), chains=9)
     with pytest.raises(UsageError, match="hosts needs one entry for each of the 8 ranks"):
         prove("hierarchical", eight, hosts=(0, 1))
+    with pytest.raises(UsageError, match="ring is taken by"):
+
+        @algorithm(Kind.ALL_REDUCE)
+        def ring(collective: Collective) -> tuple[int, Transfers]:
+            return collective.num_ranks, Transfers.none()
+
     with pytest.raises(UsageError, match="arrivals needs one round"):
         prove("late_ranks", eight, arrivals=(0, 1))
 
