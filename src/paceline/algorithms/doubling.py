@@ -10,7 +10,7 @@ from paceline.ir.collective import Collective, Kind
 from paceline.ir.transfers import Transfers
 
 
-@algorithm(Kind.ALL_REDUCE)
+@algorithm(Kind.ALL_REDUCE, num_moves=lambda n, _: n * n.bit_length())
 def doubling(collective: Collective) -> Draft:
     """Partners at distance 1, 2, 4, ... swap and add their whole buffers.
 

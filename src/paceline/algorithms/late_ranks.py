@@ -26,7 +26,7 @@ import numpy as np
 
 from paceline.algorithms import stragglar
 from paceline.algorithms.registry import Draft, algorithm
-from paceline.errors import UsageError
+from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.transfers import Transfers
 
@@ -34,6 +34,9 @@ Message = tuple[int, int, int, bool]
 """Source, destination, chunk, and whether the destination adds it."""
 
 Rounds = list[list[Message]]
+
+_MOST_WORK = 1 << 16
+"""Ranks times chunks up to which the construction ends within a minute or so."""
 
 
 def round_bound(parts: np.ndarray) -> int:
@@ -381,6 +384,11 @@ def late_ranks(collective: Collective, *, arrivals: Sequence[int] | None = None,
     """
     ranks = collective.num_ranks
     when = [0] * ranks if arrivals is None else list(arrivals)
+    if ranks * ranks * pieces > _MOST_WORK:
+        raise UnsupportedError(
+            f"late_ranks builds its schedule greedily, which takes too long for {ranks} ranks and {pieces} pieces "
+            f"(ranks^2 pieces is at most {_MOST_WORK})"
+        )
     if len(when) != ranks or min(when) < 0:
         raise UsageError(f"arrivals needs one round, zero or more, for each of the {ranks} ranks, not {arrivals!r}")
     when = _without_idle_time(when, longest_gap=4 * pieces * ranks)

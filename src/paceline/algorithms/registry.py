@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.collective import Collective, Kind
-from paceline.ir.schedule import Schedule
+from paceline.ir.schedule import MAX_MOVES, Schedule
 from paceline.ir.transfers import Transfers
 from paceline.ir.verify import Proof, verify
 
@@ -36,6 +36,7 @@ class Algorithm:
     name: str
     kinds: frozenset[Kind]
     min_ranks: int
+    num_moves: Callable[[int, int], int]
     draft: Callable[..., Draft]
 
     @property
@@ -50,7 +51,8 @@ class Algorithm:
 
     def serves(self, collective: Collective) -> bool:
         """Whether it has a schedule for this collective."""
-        return collective.kind in self.kinds and (collective.num_ranks >= self.min_ranks)
+        in_range = self.min_ranks <= collective.num_ranks and self.num_moves(collective.num_ranks, 1) <= MAX_MOVES
+        return collective.kind in self.kinds and in_range
 
     def check(self, collective: Collective, parameters: Mapping[str, Any]) -> None:
         """Raise UsageError unless the algorithm serves the collective and has these parameters."""
@@ -65,6 +67,12 @@ class Algorithm:
                 raise UsageError(f"{self.name} has no parameter {name!r}; its parameters: {known}")
             if name in ("pieces", "chains") and (not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name} must be a whole number, 1 or more, not {value!r}")
+        num_moves = self.num_moves(collective.num_ranks, parameters.get("pieces", 1))
+        if num_moves > MAX_MOVES:
+            raise UnsupportedError(
+                f"{self.name} for {collective.num_ranks} ranks would move about {num_moves:.1e} chunks, and a schedule "
+                f"moves at most {MAX_MOVES:.1e}: take fewer ranks or pieces"
+            )
 
     def __call__(self, collective: Collective, **parameters: Any) -> Schedule:
         """Make the schedule."""
@@ -79,14 +87,24 @@ ALGORITHMS: dict[str, Algorithm] = {}
 """All algorithms by name, in the order of their registration."""
 
 
-def algorithm(*kinds: Kind, min_ranks: int = 1) -> Callable[[Callable[..., Draft]], Algorithm]:
-    """Register a function as an algorithm for these collectives, under its own name."""
+def _quadratic(num_ranks: int, pieces: int) -> int:
+    return 2 * num_ranks * num_ranks * pieces
+
+
+def algorithm(
+    *kinds: Kind, min_ranks: int = 1, num_moves: Callable[[int, int], int] = _quadratic
+) -> Callable[[Callable[..., Draft]], Algorithm]:
+    """Register a function as an algorithm for these collectives, under its own name.
+
+    ``num_moves(num_ranks, pieces)`` says roughly how many chunks arrive somewhere, so that a schedule that is too large
+    is refused before it is built.
+    """
 
     def register(draft: Callable[..., Draft]) -> Algorithm:
         taken = ALGORITHMS.get(draft.__name__)
         if taken is not None and taken.draft.__module__ != draft.__module__:
             raise UsageError(f"{draft.__name__} is taken by {taken.draft.__module__}: give your algorithm another name")
-        entry = Algorithm(draft.__name__, frozenset(kinds), min_ranks, draft)
+        entry = Algorithm(draft.__name__, frozenset(kinds), min_ranks, num_moves, draft)
         ALGORITHMS[entry.name] = entry
         return entry
 

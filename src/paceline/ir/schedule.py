@@ -16,8 +16,8 @@ from paceline.errors import ScheduleError
 from paceline.ir.collective import Collective
 from paceline.ir.transfers import Transfer, Transfers
 
-MAX_MOVES = 1 << 26
-"""Most single chunks a schedule may move; it bounds the time a hostile file can cost us."""
+MAX_MOVES = 1 << 24
+"""Most single chunks a schedule may move (a ring of 2896 ranks has as many): a bound on memory, and for hostile files."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -123,6 +123,10 @@ def test_wrong_requests_say_what_to_do() -> None:
         prove("multicast", Collective(Kind.ALL_GATHER, 8), chains=9)
     with pytest.raises(UsageError, match="hosts needs one entry for each of the 8 ranks"):
         prove("hierarchical", eight, hosts=(0, 1))
+    for name, n in (("ring", 30000), ("one_shot", 30000), ("pairwise", 5000), ("late_ranks", 600)):
+        kind = Kind.ALL_TO_ALL if name == "pairwise" else Kind.ALL_REDUCE
+        with pytest.raises(UnsupportedError):
+            prove(name, Collective(kind, n))
     with pytest.raises(UsageError, match="ring is taken by"):
 
         @algorithm(Kind.ALL_REDUCE)

@@ -127,7 +127,7 @@ def test_random_damage_never_gets_through_unnoticed(data: st.DataObject, form: A
         schedule = from_bytes(bytes(content))
     except FileFormatError:
         return
-    assert schedule.num_moves <= 1 << 26
+    assert schedule.num_moves <= 1 << 24
 
 
 @given(content=st.binary(max_size=200))
