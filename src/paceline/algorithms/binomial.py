@@ -20,7 +20,7 @@ def _tree(num_ranks: int) -> list[tuple[int, int, int, int]]:
     return edges
 
 
-@algorithm(Kind.BROADCAST, Kind.REDUCE, Kind.GATHER, Kind.SCATTER, num_moves=lambda n, _: n * n.bit_length())
+@algorithm(Kind.BROADCAST, Kind.REDUCE, Kind.GATHER, Kind.SCATTER)
 def binomial(collective: Collective) -> Draft:
     """A binomial tree rooted at the root, its largest subtree served first.
 

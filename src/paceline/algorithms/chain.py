@@ -15,7 +15,7 @@ def chain_broadcast(num_ranks: int, pieces: int) -> Transfers:
     return Transfers(step=piece + rank, source=rank + 0 * piece, destination=rank + 1, chunk=piece)
 
 
-@algorithm(Kind.BROADCAST, Kind.REDUCE, num_moves=lambda n, pieces: n * pieces)
+@algorithm(Kind.BROADCAST, Kind.REDUCE)
 def chain(collective: Collective, *, pieces: int = 8) -> Draft:
     """Root, root + 1, root + 2, ...: each rank passes on a piece while it receives the next.
 

@@ -9,7 +9,7 @@ from paceline.ir.collective import Collective, Kind
 from paceline.ir.transfers import Transfers
 
 
-@algorithm(Kind.BARRIER, num_moves=lambda n, _: n * n.bit_length())
+@algorithm(Kind.BARRIER)
 def dissemination(collective: Collective) -> Draft:
     """In step s, rank r tells rank r + 2^s of everybody it has heard of.
 

@@ -10,12 +10,12 @@ from paceline.ir.collective import Collective, Kind
 from paceline.ir.transfers import Transfers
 
 
-@algorithm(Kind.ALL_REDUCE, num_moves=lambda n, _: n * n.bit_length())
+@algorithm(Kind.ALL_REDUCE, num_moves=lambda c, _: c.num_ranks * c.num_ranks.bit_length())
 def doubling(collective: Collective) -> Draft:
     """Partners at distance 1, 2, 4, ... swap and add their whole buffers.
 
     Any n (pairs of ranks fold into one when n is not a power of two). Steps: ceil(log2 n), plus one when n is not a
-    power of two: the fewest possible. Bytes a rank: as many buffers as steps, so for small buffers. Each rank sets
+    power of two. Bytes a rank: as many buffers as steps, so for small buffers. Each rank sets
     aside one buffer. Lateness: the whole work remains.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.

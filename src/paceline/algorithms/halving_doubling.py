@@ -32,9 +32,10 @@ def _doubling(core: IntArray, border: IntArray) -> Transfers:
 def halving_doubling(collective: Collective) -> Draft:
     """Recursive halving, then recursive doubling; pairs of ranks fold into one when n is not a power of two.
 
-    Any n. Steps: log2 n for either half when n = 2^q; else floor(log2 n), plus one step before and one after.
-    Bytes a rank: (n - 1)/n of the buffer for either half when n = 2^q; a folded pair moves a whole buffer more
-    each way (bruck has no such cost). Lateness: as for the ring, the whole work remains.
+    Any n. Steps: log2 n for either half when n = 2^q; else floor(log2 n), and one step before and one after (of a
+    reduce-scatter, of an all-gather, or of both together). Bytes a rank: (n - 1)/n of the buffer for either half when
+    n = 2^q; else a folded pair moves up to a buffer and a quarter more each way (bruck has no such cost). Lateness: as
+    for the ring, the whole work remains.
 
     Source: Rabenseifner, "Optimization of collective reduction operations", 2004; Thakur, Rabenseifner and Gropp, 2005.
     """

@@ -79,9 +79,10 @@ def _broadcast(members: list[list[int]], root: int, pieces: int) -> Transfers:
 def hierarchical(collective: Collective, *, hosts: Sequence[int] | None = None, pieces: int = 1) -> Draft:
     """Inside the hosts (direct), across them (ring; chain for a broadcast), inside again.
 
-    Any n, any number of ranks on each of H hosts (``hosts``: the host of each rank; default: all on one). Steps:
-    2(g - 1) inside hosts of g ranks, 2(H - 1) across, for an all-reduce; half of that for either half. Bytes across
-    a host's port: 2(H - 1)/H of the buffer, which is optimal, carried by as many ranks as the smallest host has.
+    Any n, any number of ranks on each of H hosts (``hosts``: the host of each rank; default: all on one). Steps: of an
+    all-reduce, 2(g - 1) inside hosts of at most g ranks and 2(H - 1) ``pieces`` across; half of that for either half,
+    which ignores ``pieces`` and has one more if the hosts differ in ranks. Bytes across a host's port: of an
+    all-reduce, 2(H - 1)/H of the buffer, which is optimal, carried by as many ranks as the smallest host has.
     Lateness: a late rank delays its host, and with it all.
 
     Source: folklore; e.g. Mikami et al., "Massively distributed SGD", 2018 (2D-torus all-reduce).

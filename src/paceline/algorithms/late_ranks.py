@@ -369,13 +369,13 @@ def _without_idle_time(arrivals: Sequence[int], longest_gap: int) -> list[int]:
     return [shortened[arrival] for arrival in arrivals]
 
 
-@algorithm(Kind.ALL_REDUCE, min_ranks=2)
+@algorithm(Kind.ALL_REDUCE, min_ranks=2, max_ranks=256)
 def late_ranks(collective: Collective, *, arrivals: Sequence[int] | None = None, pieces: int = 1) -> Draft:
     """Absorb late ranks in the order of their arrival, then finish with the last.
 
-    Any n >= 2, any pattern of ``arrivals`` (for each rank, the round from which it takes part; default: all at once);
-    n ``pieces`` or (n - 1) ``pieces`` chunks, whichever ends sooner. Steps: after the last arrival as many as
-    StragglAR, K - 1 + ceil(log2 n), when the arrivals are a buffer time apart; close to (n + m - 1)/n K when m ranks
+    Any n from 2 to 256, any pattern of ``arrivals`` (for each rank, the round from which it takes part; default: all
+    at once); n ``pieces`` or (n - 1) ``pieces`` chunks, whichever ends sooner. Steps: after the last arrival as many
+    as StragglAR, K - 1 + ceil(log2 n), when the arrivals are a buffer time apart; close to (n + m - 1)/n K when m ranks
     come together. Bytes: the least possible, 2(n - 1) messages a chunk. Lateness: what can be done without the late
     ranks is done before they come; a wrong guess of the arrivals costs time, never correctness.
 

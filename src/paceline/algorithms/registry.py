@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from paceline.errors import UnsupportedError, UsageError
-from paceline.ir.collective import Collective, Kind
+from paceline.ir.collective import MAX_RANKS, ROOTED, Collective, Kind
 from paceline.ir.schedule import MAX_MOVES, Schedule
 from paceline.ir.transfers import Transfers
 from paceline.ir.verify import Proof, verify
@@ -36,7 +38,8 @@ class Algorithm:
     name: str
     kinds: frozenset[Kind]
     min_ranks: int
-    num_moves: Callable[[int, int], int]
+    max_ranks: int
+    num_moves: Callable[[Collective, int], int]
     draft: Callable[..., Draft]
 
     @property
@@ -51,8 +54,8 @@ class Algorithm:
 
     def serves(self, collective: Collective) -> bool:
         """Whether it has a schedule for this collective."""
-        in_range = self.min_ranks <= collective.num_ranks and self.num_moves(collective.num_ranks, 1) <= MAX_MOVES
-        return collective.kind in self.kinds and in_range
+        in_range = self.min_ranks <= collective.num_ranks <= self.max_ranks
+        return collective.kind in self.kinds and in_range and self.num_moves(collective, 1) <= MAX_MOVES
 
     def check(self, collective: Collective, parameters: Mapping[str, Any]) -> None:
         """Raise UsageError unless the algorithm serves the collective and has these parameters."""
@@ -61,13 +64,16 @@ class Algorithm:
             raise UnsupportedError(f"{self.name} is an algorithm for {kinds}, not for {collective.kind}")
         if collective.num_ranks < self.min_ranks:
             raise UnsupportedError(f"{self.name} needs at least {self.min_ranks} ranks, not {collective.num_ranks}")
+        if collective.num_ranks > self.max_ranks:
+            raise UnsupportedError(f"{self.name} serves at most {self.max_ranks} ranks, not {collective.num_ranks}")
         for name, value in parameters.items():
             if name not in self.parameters:
                 known = ", ".join(self.parameters) or "none"
                 raise UsageError(f"{self.name} has no parameter {name!r}; its parameters: {known}")
-            if name in ("pieces", "chains") and (not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name} must be a whole number, 1 or more, not {value!r}")
-        num_moves = self.num_moves(collective.num_ranks, parameters.get("pieces", 1))
+            least = {"pieces": 1, "chains": 1, "late": 0}.get(name)
+            if least is not None and (not isinstance(value, (int, np.integer)) or value < least):
+                raise UsageError(f"{name} must be a whole number, {least} or more, not {value!r}")
+        num_moves = self.num_moves(collective, parameters.get("pieces", 1))
         if num_moves > MAX_MOVES:
             raise UnsupportedError(
                 f"{self.name} for {collective.num_ranks} ranks would move about {num_moves:.1e} chunks, and a schedule "
@@ -87,24 +93,31 @@ ALGORITHMS: dict[str, Algorithm] = {}
 """All algorithms by name, in the order of their registration."""
 
 
-def _quadratic(num_ranks: int, pieces: int) -> int:
-    return 2 * num_ranks * num_ranks * pieces
+def _usual_moves(collective: Collective, pieces: int) -> int:
+    """Trees for what has a root, and a chunk for each rank, everywhere, for the rest."""
+    ranks = collective.num_ranks
+    if collective.kind in ROOTED or collective.kind is Kind.BARRIER:
+        return ranks * ranks.bit_length() * pieces
+    return 2 * ranks * ranks * pieces
 
 
 def algorithm(
-    *kinds: Kind, min_ranks: int = 1, num_moves: Callable[[int, int], int] = _quadratic
+    *kinds: Kind,
+    min_ranks: int = 1,
+    max_ranks: int = MAX_RANKS,
+    num_moves: Callable[[Collective, int], int] = _usual_moves,
 ) -> Callable[[Callable[..., Draft]], Algorithm]:
     """Register a function as an algorithm for these collectives, under its own name.
 
-    ``num_moves(num_ranks, pieces)`` says roughly how many chunks arrive somewhere, so that a schedule that is too large
-    is refused before it is built.
+    ``num_moves(collective, pieces)`` says roughly how many chunks arrive somewhere, so that a schedule that is too
+    large is refused before it is built.
     """
 
     def register(draft: Callable[..., Draft]) -> Algorithm:
         taken = ALGORITHMS.get(draft.__name__)
         if taken is not None and taken.draft.__module__ != draft.__module__:
             raise UsageError(f"{draft.__name__} is taken by {taken.draft.__module__}: give your algorithm another name")
-        entry = Algorithm(draft.__name__, frozenset(kinds), min_ranks, num_moves, draft)
+        entry = Algorithm(draft.__name__, frozenset(kinds), min_ranks, max_ranks, num_moves, draft)
         ALGORITHMS[entry.name] = entry
         return entry
 
@@ -145,7 +158,8 @@ _T = TypeVar("_T")
 
 
 def _key(name: str, collective: Collective, parameters: dict[str, Any]) -> _Key:
-    frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in parameters.items()}
+    lists = (list, np.ndarray)
+    frozen = {name: tuple(value) if isinstance(value, lists) else value for name, value in parameters.items()}
     return find(name), collective, tuple(sorted(frozen.items()))
 
 

@@ -1,9 +1,10 @@
 """StragglAR: an all-reduce that works while one rank is late, round-optimal for any n >= 3.
 
-While rank S is late, the other n - 1 ranks reduce-scatter among themselves. The buffer is cut into K = pieces (n -
-1) chunks; each early rank ends with the partial sums of the chunks it *owns*. Only S can complete a chunk, one a
-round, so after its arrival no schedule needs fewer than K - 1 + ceil(log2 n) rounds. The exchange below needs just
-that many:
+While rank S is late, the other n - 1 ranks reduce-scatter among themselves. The buffer is cut into K = (n - 1) pieces
+chunks; each early rank ends with the partial sums of the chunks it *owns*. S has to send its part of each of the K
+chunks, alone or added to something, one a round. The chunk it comes to last leaves it in round K at the earliest;
+two ranks know of it then, and that number at most doubles in a round: K - 1 + ceil(log2 n) rounds is the least
+possible after the arrival. The exchange below needs just that many:
 
     in round r < K, S receives the partial of chunk r + 1 from its owner, adds it, and sends the complete chunk r to
     its *partner* (in round 0 it sends its own part of chunk 0 to that chunk's owner, which adds); all other ranks
@@ -21,8 +22,9 @@ For other n, q = floor(log2 n), and n - 2^q of the nodes are *pairs* of ranks: o
 and sends for the node; its twin receives for the node, and passes on the one chunk that the other lacks. A last round
 makes the twins equal.
 
-Source: the idea, and the case n = 2^q with pieces = 1: Devraj et al., "Efficient AllReduce with stragglers", 2025
-(arXiv 2505.23523). The construction for any n and pieces is Paceline's own.
+Source: the idea, and the case n = 2^q with pieces = 1: Devraj et al., "Accelerating AllReduce with a persistent
+straggler", 2025 (arXiv 2505.23523; v2: "Efficient AllReduce with stragglers"). The construction for any n and pieces is
+Paceline's own.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import Progress
 
 from paceline.cli import arguments, tables
@@ -32,7 +33,7 @@ def compare(
         typer.Option(metavar="FILE", help="Plot time against size and against the number of ranks (.png, .svg, .pdf)."),
     ] = None,
 ) -> None:
-    """Price every algorithm for a collective, the fastest first; each schedule is proven before it is priced.
+    """Price every algorithm for a collective, the fastest first. What is shown is proven.
 
     \b
     Examples:
@@ -55,7 +56,7 @@ def compare(
         with Progress(console=out, transient=True) as progress:
             panels = _panels(question, where, size_bytes, progress)
         draw_curves(panels, f"{question.kind} on {where.name}", plot)
-        out.print(f"drew {plot}")
+        out.print(f"drew {escape(str(plot))}")
 
 
 def _panels(question: Collective, where: Cluster, size_bytes: int, progress: Progress) -> list[Curves]:

@@ -69,7 +69,7 @@ def demo(
         from paceline.draw.spacetime import draw_spacetime
 
         draw_spacetime(coarse, picture)
-        out.print(f"drew {picture}")
+        out.print(f"drew {escape(str(picture))}")
     ring = planning.plan(question, late, SIZE_BYTES, "ring")
     faster = ring.cost.exposed_s / chosen.cost.exposed_s
     out.print(

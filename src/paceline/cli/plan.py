@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from paceline.algorithms import find
 from paceline.cli import arguments, tables
@@ -50,6 +51,8 @@ def plan(
             if picture.suffix != suffix:
                 raise UsageError(f"--{suffix[1:]} wants a file name that ends in {suffix}, not {picture}")
             check_picture_path(picture)
+    if json is not None:
+        files.check_schedule_path(json)
     given = {name: value for name, value in (("pieces", pieces), ("chains", chains)) if value is not None}
     chosen = (
         _best(question, where, size_bytes, given)
@@ -72,13 +75,13 @@ def plan(
     out.print(tables.cost_table(plans, against="ring" if len(plans) > 1 else None))
     if json is not None:
         files.save(chosen.schedule, json)
-        out.print(f"saved {json}")
+        out.print(f"saved {escape(str(json))}")
     for picture in (svg, png):
         if picture is not None:
             from paceline.draw.spacetime import draw_spacetime
 
             draw_spacetime(chosen, picture)
-            out.print(f"drew {picture}")
+            out.print(f"drew {escape(str(picture))}")
 
 
 def _best(question: Collective, where: Cluster, size_bytes: int, given: dict[str, int]) -> planning.Plan:

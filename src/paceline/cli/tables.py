@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from paceline.ir.cluster import Cluster
@@ -94,7 +95,7 @@ def cluster_line(cluster: Cluster) -> str:
             f"{len(cluster.hosts)} hosts, {format_rate(host.up_bytes_per_s)} up and "
             f"{format_rate(host.down_bytes_per_s)} down {same}, {format_duration(host.latency_s)} a message"
         )
-    return f"{cluster.name}: {cluster.num_ranks} ranks, {ports}" + (f"; {late}" if late else "")
+    return f"{escape(cluster.name)}: {cluster.num_ranks} ranks, {ports}" + (f"; {late}" if late else "")
 
 
 def cost_table(plans: list[Plan], *, against: str | None = None) -> Table:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from paceline.cli import tables
 from paceline.ir import files
@@ -24,6 +25,6 @@ def verify(
     """
     schedule = files.load(file)
     out = tables.console()
-    out.print(f"[bold]{schedule.algorithm}[/]: {schedule.collective}, {schedule.num_chunks} chunks")
+    out.print(f"[bold]{escape(schedule.algorithm)}[/]: {schedule.collective}, {schedule.num_chunks} chunks")
     for line in tables.proof_lines(prove(schedule)):
         out.print(line)

@@ -22,9 +22,9 @@ class Curves:
     limit_s: dict[float, float] = field(default_factory=dict)
 
     def add(self, name: str, x: float, seconds: float, limit_s: float) -> None:
-        """One point. With several limits at one x (multicast has its own), the lowest is drawn."""
+        """One point; the limit at one x is the same for all."""
         self.seconds.setdefault(name, {})[x] = seconds
-        self.limit_s[x] = min(limit_s, self.limit_s.get(x, limit_s))
+        self.limit_s[x] = limit_s
 
 
 def draw_curves(panels: Sequence[Curves], title: str, path: Path) -> None:

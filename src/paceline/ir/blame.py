@@ -5,7 +5,10 @@ The proof itself only notices that something is wrong, and where; these function
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 
 from paceline.errors import ProofError
 from paceline.ir.schedule import Schedule
@@ -49,61 +52,100 @@ def _name(table: Transfers, index: int) -> str:
 
 
 def result(schedule: Schedule, rank: int, chunk: int) -> ProofError:
-    """A result is wrong: replay its chunk slowly, counting contributions, and name the transfer at fault."""
-    table, ranks = schedule.transfers, schedule.num_ranks
-    chunks = np.array([chunk], np.int32)
-    contributor = schedule.collective.contributor(chunks, schedule.num_chunks)
-    contributors = range(ranks) if contributor is None else [int(contributor[0])]
-    moves = table.moves(chunk, chunk + 1)
-    columns = (moves.step, moves.source, moves.destination, moves.reduce, moves.transfer)
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-
-    value: list[dict[int, int]] = [{r: 1} if r in contributors else {} for r in range(ranks)]
-    doubled: dict[int, tuple[int, int, int]] = {}
-    lost: dict[int, tuple[int, int, int]] = {}
-    into_rank: tuple[int, int, int] | None = None
-    before: list[dict[int, int]] = []
-    previous_step = -1
-    for step, source, target, reduce, index in rows:
-        if step != previous_step:
-            before, previous_step = [dict(held) for held in value], step
-        sent, here = before[source], value[target]
-        if reduce:
-            for r, times in sent.items():
-                here[r] = here.get(r, 0) + times
-                if here[r] > 1:
-                    doubled.setdefault(r, (index, source, target))
-        else:
-            for r in here:
-                if r not in sent:
-                    lost[r] = (index, source, target)
-            value[target] = dict(sent)
-        if target == rank:
-            into_rank = (index, source, target)
-
-    twice = [r for r, times in value[rank].items() if times > 1]
-    missing = [r for r in contributors if r not in value[rank]]
-    if twice and not schedule.collective.idempotent:
-        rule, whose, (index, source, target) = "counted-twice", twice, doubled[twice[0]]
-        what = f"rank {rank} ends with chunk {chunk} holding the part of {_ranks(whose)} more than once"
+    """A result is wrong: find one contribution that is wrong in it, follow that one, and name the transfer at fault."""
+    moves = schedule.transfers.moves(chunk, chunk + 1)
+    contributor = schedule.collective.contributor(np.array([chunk], np.int32), schedule.num_chunks)
+    counts = _times_counted(schedule.num_ranks, moves, rank)
+    contributors = np.arange(schedule.num_ranks) if contributor is None else contributor
+    twice = [] if schedule.collective.idempotent else contributors[counts[contributors] > 1].tolist()
+    if twice:
+        whose, fault = twice, _follow(schedule.num_ranks, moves, rank, twice[0])
+        rule, move, what = "counted-twice", fault.doubled, f"holding the part of {_ranks(whose)} more than once"
+        verb = "adds it again"
     else:
-        nowhere = [r for r in missing if not any(r in held for held in value)]
-        rule, whose = ("overwritten", nowhere) if nowhere else ("missing", missing)
-        at_fault = lost.get(whose[0]) if nowhere else into_rank
-        index, source, target = at_fault or into_rank or (rows[-1][4], rows[-1][1], rows[-1][2])
-        what = f"rank {rank} ends with chunk {chunk} lacking the part of {_ranks(whose)}"
-    verb = {
-        "counted-twice": "adds it again",
-        "overwritten": "destroys it",
-        "missing": "is the last to reach it and does not bring it",
-    }[rule]
+        whose = contributors[counts[contributors] == 0].tolist()
+        fault = _follow(schedule.num_ranks, moves, rank, whose[0])
+        what = f"lacking the part of {_ranks(whose)}"
+        if fault.destroyed is not None:
+            rule, move, verb = "overwritten", fault.destroyed, "destroys it"
+        else:
+            rule, move, verb = "missing", fault.last_into, "is the last to reach it and does not bring it"
+    index, source, target = (int(column[move]) for column in (moves.transfer, moves.source, moves.destination))
     return ProofError(
-        f"{_title(schedule)}: {what}; {_name(table, index)} {verb} [{rule}]",
+        f"{_title(schedule)}: rank {rank} ends with chunk {chunk} {what}; "
+        f"{_name(schedule.transfers, index)} {verb} [{rule}]",
         rule=rule,
         transfer=index,
         ranks=(rank, source, target),
         chunk=chunk,
     )
+
+
+def _times_counted(num_ranks: int, moves: Moves, rank: int) -> npt.NDArray[np.int64]:
+    """How often (0, 1, or 2 for more) what each rank held at the start is counted in what one rank holds at the end.
+
+    Walks the moves of a chunk backwards: ``weight[r]`` is how often the value of rank r, at that moment, counts.
+    """
+    weight = [0] * num_ranks
+    weight[rank] = 1
+    read: dict[int, int] = {}  # what the current step reads counts for the state before it
+    current_step = -1
+    for move in range(len(moves) - 1, -1, -1):
+        if moves.step[move] != current_step:
+            current_step = int(moves.step[move])
+            for source, times in read.items():
+                weight[source] = min(2, weight[source] + times)
+            read = {}
+        source, target = int(moves.source[move]), int(moves.destination[move])
+        read[source] = min(2, read.get(source, 0) + weight[target])
+        if not moves.reduce[move]:
+            weight[target] = 0
+    for source, times in read.items():
+        weight[source] = min(2, weight[source] + times)
+    return np.array(weight, np.int64)
+
+
+@dataclass
+class _Fault:
+    """Moves to blame: what made a count of two, what destroyed the contribution, what reached the rank last."""
+
+    doubled: int | None = None
+    destroyed: int | None = None
+    last_into: int | None = None
+
+
+def _follow(num_ranks: int, moves: Moves, rank: int, contribution: int) -> _Fault:
+    """Follow one contribution through the moves of a chunk."""
+    count = [0] * num_ranks
+    count[contribution] = 1
+    doubled_by: list[int | None] = [None] * num_ranks  # for the value of each rank
+    fault = _Fault()
+    lost_by_rank: int | None = None
+    before: dict[int, tuple[int, int | None]] = {}  # what ranks written in this step held before it
+    current_step = -1
+    for move in range(len(moves)):
+        if moves.step[move] != current_step:
+            current_step, before = int(moves.step[move]), {}
+        source, target = int(moves.source[move]), int(moves.destination[move])
+        sent, sent_doubled_by = before.get(source, (count[source], doubled_by[source]))
+        before.setdefault(target, (count[target], doubled_by[target]))
+        if moves.reduce[move]:
+            both = count[target] > 0 and sent > 0
+            doubled_by[target] = doubled_by[target] or sent_doubled_by or (move if both else None)
+            count[target] = min(2, count[target] + sent)
+        else:
+            if count[target] > 0 and sent == 0:
+                fault.destroyed = move
+                lost_by_rank = move if target == rank else lost_by_rank
+            count[target], doubled_by[target] = sent, sent_doubled_by
+        if target == rank:
+            fault.last_into = move
+    fault.doubled = doubled_by[rank]
+    if lost_by_rank is not None:
+        fault.destroyed = lost_by_rank
+    elif any(count):
+        fault.destroyed = None  # somebody still has it: it was not destroyed, but never brought here
+    return fault
 
 
 def _ranks(ranks: list[int]) -> str:

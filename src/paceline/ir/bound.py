@@ -8,7 +8,8 @@ Three arguments, each true of every schedule without coding (a message carries o
   spreads, and n ports carry them. For an all-reduce with late ranks, what the ranks already there can have
   merged before the last arrival is taken off: at most (present - 1) merges a chunk, no faster than their ports,
   and a rank that came only a moment ago is hardly merged (half sent, half received, at best);
-- **start-up**: what every rank needs from every rank takes ceil(log2 n) messages one after the other.
+- **start-up**: what a rank knows of others' inputs at most doubles with a message it receives, and the number of those
+  who know of an input at most doubles with a message (but a multicast reaches all): ceil(log2 n) in a row.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from paceline.ir.cluster import Cluster, FloatArray
 from paceline.ir.collective import REDUCING, Collective, Kind
 
 _EVERYONE_TO_EVERYONE = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.BARRIER)
-_TREES = (Kind.BROADCAST, Kind.REDUCE)
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,11 @@ def _startup(collective: Collective, cluster: Cluster, *, multicast: bool) -> fl
         latencies.append(float(facts.latency.min()))
     if len(cluster.hosts) < cluster.num_ranks:
         latencies.append(float(facts.local_latency.min()))
-    if multicast:
-        num_messages = 1
-    elif collective.kind in _EVERYONE_TO_EVERYONE or (collective.kind in _TREES and cluster.last_arrival_s == 0):
-        num_messages = (cluster.num_ranks - 1).bit_length()
+    nobody_late = cluster.last_arrival_s == 0
+    if collective.kind in _EVERYONE_TO_EVERYONE:
+        doubling = nobody_late or not multicast
     else:
-        num_messages = 1
-    return min(latencies) * num_messages
+        doubling = nobody_late and (
+            collective.kind is Kind.REDUCE or (collective.kind is Kind.BROADCAST and not multicast)
+        )
+    return min(latencies) * ((cluster.num_ranks - 1).bit_length() if doubling else 1)

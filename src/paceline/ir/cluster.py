@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from paceline.errors import FileFormatError, UsageError
 from paceline.ir.collective import MAX_RANKS
-from paceline.ir.reading import read_at_most
+from paceline.ir.reading import plain, read_at_most
 from paceline.units import parse_duration, parse_rate
 
 if sys.version_info >= (3, 11):
@@ -49,6 +49,7 @@ ETHERNET_WIRE_FACTOR = 1514 / 1448
 """Bytes on the wire a byte of payload: TCP over Ethernet at MTU 1500."""
 
 _MAX_CLUSTER_FILE_BYTES = 1 << 20
+_LONGEST_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ class Host:
     def __post_init__(self) -> None:
         """Refuse rates and latencies that mean nothing."""
         rates = (self.up_bytes_per_s, self.down_bytes_per_s, self.local_bytes_per_s)
-        if not all(np.isfinite(rate) and rate > 0 for rate in rates):
-            raise UsageError(f"the rates of a host must be positive numbers, not {rates}")
-        if not all(np.isfinite(t) and t >= 0 for t in (self.latency_s, self.local_latency_s)):
-            raise UsageError("the latencies of a host must be numbers of seconds, zero or more")
+        if not all(1 <= rate <= 1e18 for rate in rates):
+            raise UsageError(f"the rates of a host are 1 to 1e18 bytes a second, not {rates}")
+        if not all(0 <= latency <= _LONGEST_S for latency in (self.latency_s, self.local_latency_s)):
+            raise UsageError(f"the latencies of a host are 0 to {_LONGEST_S:g} seconds")
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,10 @@ class Cluster:
             raise UsageError(f"lateness is given for {len(self.late_s)} ranks of {len(self.host_of)}")
         if set(self.host_of) != set(range(len(self.hosts))):
             raise UsageError(f"each of the {len(self.hosts)} hosts needs at least one rank, and each rank a host")
-        if not all(np.isfinite(late) and late >= 0 for late in self.late_s):
-            raise UsageError("lateness is a number of seconds, zero or more")
-        if not (np.isfinite(self.wire_factor) and self.wire_factor >= 1):
-            raise UsageError(f"the wire carries at least the payload: wire_factor {self.wire_factor} is below 1")
+        if not all(0 <= late <= _LONGEST_S for late in self.late_s):
+            raise UsageError(f"lateness is 0 to {_LONGEST_S:g} seconds")
+        if not 1 <= self.wire_factor <= 1000:
+            raise UsageError(f"wire_factor is bytes on the wire a byte of payload, 1 to 1000, not {self.wire_factor}")
 
     @classmethod
     def uniform(cls, num_hosts: int, host: Host | None = None, *, ranks_per_host: int = 1, **fields: Any) -> Cluster:
@@ -124,8 +125,8 @@ class Cluster:
             text = data.decode()
             content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
             return cls.from_mapping(content, name=path.stem)
-        except (ValueError, RecursionError) as error:
-            raise FileFormatError(f"{path} is not a cluster file: {error}") from None
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise FileFormatError(f"{path} is not a cluster file: {plain(str(error))}") from None
 
     @classmethod
     def from_mapping(cls, content: Mapping[str, Any], *, name: str = "cluster") -> Cluster:
@@ -133,12 +134,13 @@ class Cluster:
         _only(content, {"name", "multicast", "wire_factor", "hosts", "late"}, "the top of the file")
         hosts: list[Host] = []
         members: list[list[int]] = []
+        num_ranks = 0
         for entry in _typed(content, "hosts", list, []):
             host = _host(entry)
-            num_ranks = sum(map(len, members))
             for ranks in _ranks_of_hosts(entry, num_ranks):
                 hosts.append(host)
                 members.append(ranks)
+                num_ranks += len(ranks)
         if not hosts:
             raise UsageError("there are no [[hosts]] in it")
         host_of = [host for rank, host in sorted((rank, h) for h, ranks in enumerate(members) for rank in ranks)]
@@ -152,7 +154,7 @@ class Cluster:
         cluster = cls(
             tuple(hosts),
             tuple(host_of),
-            name=_typed(content, "name", str, name),
+            name=plain(_typed(content, "name", str, name), 100),
             wire_factor=float(_typed(content, "wire_factor", (int, float), 1.0)),
             multicast=_typed(content, "multicast", bool, False),
         )
@@ -205,7 +207,7 @@ class Cluster:
             latency=np.array([host.latency_s for host in hosts]),
             local_rate=np.array([host.local_bytes_per_s for host in hosts]),
             local_latency=np.array([host.local_latency_s for host in hosts]),
-            arrival=np.array(self.late_s),
+            arrival=np.array(self.late_s, np.float64),
         )
 
 

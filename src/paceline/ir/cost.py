@@ -16,6 +16,7 @@ import numpy.typing as npt
 from paceline.errors import UsageError
 from paceline.ir.bound import exposed_bound
 from paceline.ir.cluster import Cluster, FloatArray
+from paceline.ir.places import Places
 from paceline.ir.schedule import Schedule
 
 
@@ -49,10 +50,11 @@ def cost(schedule: Schedule, cluster: Cluster, size_bytes: float) -> Cost:
     table = schedule.transfers
     start, end, done = _play(schedule, cluster, _durations(schedule, cluster, size_bytes))
     total = max(float(done.max()), cluster.last_arrival_s)
+    multicast = cluster.multicast or not table.unicast
     return Cost(
         total_s=total,
         exposed_s=total - cluster.last_arrival_s,
-        bound_s=exposed_bound(schedule.collective, cluster, size_bytes, multicast=not table.unicast),
+        bound_s=exposed_bound(schedule.collective, cluster, size_bytes, multicast=multicast),
         start_s=np.minimum.reduceat(start, table.first[:-1]) if len(table) else start,
         end_s=np.maximum.reduceat(end, table.first[:-1]) if len(table) else end,
         rank_done_s=done,
@@ -83,12 +85,18 @@ def _durations(schedule: Schedule, cluster: Cluster, size_bytes: float) -> Float
     )
     if len(cluster.hosts) < cluster.num_ranks:
         hosts, out = len(cluster.hosts), ~inside
-        crosses_first = np.zeros(len(row), np.bool_)
-        crosses_first[np.flatnonzero(out)[np.unique(row[out], return_index=True)[1]]] = True
-        up = _shared(step, facts.host[source], hosts, sending, crosses_first)
-        down = _shared(step, facts.host[target], hosts, receiving, out)
+        up = _shared(step, facts.host[source], hosts, sending, _first_of_each(row, out))
+        entry = row * hosts + facts.host[target]  # a multicast enters a host once, for all its ranks
+        down = _shared(step, facts.host[target], hosts, receiving, _first_of_each(entry, out))
         longest = np.where(out, np.maximum(longest, np.maximum(up, down)), longest)
     return longest
+
+
+def _first_of_each(group: npt.NDArray[np.int64], among: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Marks the first entry of each group, of those that are among the marked."""
+    first = np.zeros(len(group), np.bool_)
+    first[np.flatnonzero(among)[np.unique(group[among], return_index=True)[1]]] = True
+    return first
 
 
 def _shared(
@@ -118,13 +126,8 @@ def _play(schedule: Schedule, cluster: Cluster, duration: FloatArray) -> tuple[F
     chunk = table.chunk if moves is None else moves.chunk
     read = chunk.astype(np.int64) * ranks + (source if moves is None else moves.source)
     write = chunk.astype(np.int64) * ranks + (target if moves is None else moves.destination)
-    num_places = schedule.num_chunks * ranks
-    if num_places > 8 * len(read) + 1024:
-        places, packed = np.unique(np.concatenate((read, write)), return_inverse=True)
-        read, write = packed.reshape(-1)[: len(read)], packed.reshape(-1)[len(read) :]
-        arrival = facts.arrival[places % ranks]
-    else:
-        arrival = np.tile(facts.arrival, schedule.num_chunks)
+    places = Places.of(read, write, schedule.num_chunks * ranks)
+    read, write, arrival = places.read, places.written, facts.arrival[places.key % ranks]
     length = table.count[row] if runs else None
     first_move = np.concatenate(([0], np.cumsum(table.count[row]))) if runs else np.arange(len(row) + 1)
 

@@ -17,12 +17,13 @@ import numpy.typing as npt
 
 from paceline.errors import FileFormatError, ScheduleError, UsageError
 from paceline.ir.collective import MAX_CHUNKS, MAX_RANKS, Collective, Kind
-from paceline.ir.reading import read_at_most
+from paceline.ir.reading import plain, read_at_most
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfers
 
 FORMAT, VERSION = "paceline.schedule", 1
 _MAX_FILE_BYTES = 512 << 20
+_MAX_JSON_BYTES = 80 << 20  # a decoder may need thirty times as much
 
 _Step = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
@@ -83,13 +84,22 @@ class _PackedFile(msgspec.Struct, forbid_unknown_fields=True):
 def save(schedule: Schedule, path: str | Path) -> None:
     """Write the schedule: JSON to a ``.json`` file, MessagePack to a ``.msgpack`` file."""
     path = Path(path)
-    if path.suffix not in (".json", ".msgpack"):
-        raise UsageError(f"a schedule is saved as .json or as .msgpack, not as {path.name}")
+    check_schedule_path(path)
     data = to_json(schedule) if path.suffix == ".json" else to_msgpack(schedule)
+    if path.suffix == ".json" and len(data) > _MAX_JSON_BYTES:
+        raise UsageError(f"{path} would be larger than {_MAX_JSON_BYTES >> 20} MiB: save it as .msgpack")
     try:
         path.write_bytes(data)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def check_schedule_path(path: Path) -> None:
+    """Refuse a name we cannot save to before anything is computed."""
+    if path.suffix not in (".json", ".msgpack"):
+        raise UsageError(f"a schedule is saved as .json or as .msgpack, not as {path.name}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.absolute().parent}")
 
 
 def load(path: str | Path) -> Schedule:
@@ -138,6 +148,8 @@ def to_msgpack(schedule: Schedule) -> bytes:
 def from_bytes(data: bytes) -> Schedule:
     """A schedule from either form, told apart by the first byte."""
     if data[:64].lstrip()[:1] == b"{":
+        if len(data) > _MAX_JSON_BYTES:
+            raise FileFormatError(f"JSON may have {_MAX_JSON_BYTES >> 20} MiB here: save large schedules as .msgpack")
         return _from_json(data)
     return _from_msgpack(data)
 
@@ -151,13 +163,13 @@ def _decode(data: bytes, decoder: Callable[..., Any], shape: type[_T]) -> _T:
     try:
         header = decoder(data, type=_Header)
         if header.format != FORMAT:
-            raise FileFormatError(f"its format is {header.format[:50]!r}, and only {FORMAT!r} is understood")
+            raise FileFormatError(f"its format is {plain(header.format, 50)!r}, and only {FORMAT!r} is understood")
         if header.version != VERSION:
             raise FileFormatError(f"its version is {header.version}; this Paceline reads version {VERSION}")
         content: _T = decoder(data, type=shape)
         return content
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"it is not a schedule file: {error}") from None
+        raise FileFormatError(f"it is not a schedule file: {plain(str(error))}") from None
 
 
 def _from_json(data: bytes) -> Schedule:
@@ -211,8 +223,8 @@ def _schedule(content: _JsonFile | _PackedFile, *, fanout: npt.ArrayLike, **colu
     step, fan = np.asarray(columns["step"], np.int32), np.asarray(fanout, np.int64)
     if (np.diff(step) < 0).any():
         raise FileFormatError(f"the steps of transfers {int(np.argmax(np.diff(step) < 0))} and the next go back")
-    if (fan < 1).any():
-        raise FileFormatError(f"transfer {int(np.argmax(fan < 1))} has no destination")
+    if not content.algorithm.isprintable():
+        raise FileFormatError("the algorithm's name has characters that cannot be printed")
     try:
         collective = Collective(content.collective.kind, content.collective.num_ranks, content.collective.root)
         table = Transfers(first=np.concatenate(([0], np.cumsum(fan))), **columns)

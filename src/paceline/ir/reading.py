@@ -22,3 +22,10 @@ def read_at_most(path: Path, most_bytes: int) -> bytes:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     return b"".join(parts)
+
+
+def plain(text: str, most_characters: int = 300) -> str:
+    """Text from a stranger made fit for a message: printable, on one line, not too long."""
+    shown = text[: most_characters + 1]
+    shown = "".join(character if character.isprintable() else "?" for character in shown)
+    return shown if len(text) <= most_characters else shown[:most_characters] + "..."

@@ -17,7 +17,7 @@ from paceline.ir.collective import Collective
 from paceline.ir.transfers import Transfer, Transfers
 
 MAX_MOVES = 1 << 24
-"""Most single chunks a schedule may move (a ring of 2896 ranks has as many): it bounds memory, also for hostile files."""
+"""Most single chunks a schedule may move, as many as a ring of 2896 ranks: it bounds memory, for hostile files too."""
 
 
 @dataclass(frozen=True, eq=False)

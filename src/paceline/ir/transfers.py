@@ -135,6 +135,7 @@ class Transfers:
         return len(self.step)
 
     def __getitem__(self, index: int) -> Transfer:
+        index = range(len(self))[index]
         destinations = self.destination[self.first[index] : self.first[index + 1]]
         return Transfer(
             int(self.step[index]),

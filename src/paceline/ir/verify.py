@@ -25,13 +25,14 @@ many chunks a rank must be able to set aside for that (zero for most algorithms)
 
 **Why it is fast.** Chunks never mix. Each chunk therefore gets a clock of its own, which ticks only when
 something happens to that chunk, and all chunks are executed side by side, one tick of numpy at a time. Blocks
-of chunks bound the memory.
+of chunks, and slices of a tick, bound the memory, also for hostile files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,7 @@ import numpy.typing as npt
 
 from paceline.ir import blame
 from paceline.ir.collective import IntArray
+from paceline.ir.places import IndexArray, Places
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Moves
 
@@ -47,9 +49,9 @@ if TYPE_CHECKING:
 
 Masks = npt.NDArray[np.uint64]
 
-_EMPTY, _EXACT, _DOUBLE = 0, 1, 2
-_BLOCK_STATE_BYTES = 192 << 20
-_BLOCK_MOVES = 4 << 20
+_EXACT, _DOUBLE = 1, 2  # status of a place; 0: nothing is there
+_BLOCK_BYTES = 384 << 20
+_SLICE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +99,13 @@ def _blocks(schedule: Schedule) -> Iterator[tuple[int, int]]:
     edges = np.zeros(schedule.num_chunks + 1, np.int64)
     np.add.at(edges, table.chunk, table.fanout)
     np.add.at(edges, table.chunk + table.count, -table.fanout)
-    moves_before = np.concatenate(([0], np.cumsum(np.cumsum(edges[:-1]))))
-    most_chunks = max(1, _BLOCK_STATE_BYTES // (ranks * (8 * _num_words(schedule) + 16)))
+    moves = np.cumsum(edges[:-1])
+    num_bytes = np.minimum(2 * moves + 1, ranks) * (8 * _num_words(schedule) + 32) + moves * 64
+    bytes_before = np.concatenate(([0], np.cumsum(num_bytes)))
     begin = 0
     while begin < schedule.num_chunks:
-        by_moves = int(np.searchsorted(moves_before, moves_before[begin] + _BLOCK_MOVES, side="right")) - 1
-        end = min(max(by_moves, begin + 1), begin + most_chunks, schedule.num_chunks)
+        fits = int(np.searchsorted(bytes_before, bytes_before[begin] + _BLOCK_BYTES, side="right")) - 1
+        end = max(fits, begin + 1)
         yield begin, end
         begin = end
 
@@ -121,108 +124,177 @@ def _prove_block(schedule: Schedule, begin: int, end: int) -> npt.NDArray[np.int
     collective, ranks = schedule.collective, schedule.num_ranks
     chunks = np.arange(begin, end, dtype=np.int32)
     moves = schedule.transfers.moves(begin, end)
-    source = (moves.chunk - begin).astype(np.int64) * ranks + moves.source
-    target = (moves.chunk - begin).astype(np.int64) * ranks + moves.destination
-
+    row = (moves.chunk - begin).astype(np.int64) * ranks
     needer = collective.needer(chunks, schedule.num_chunks)
     contributor = collective.contributor(chunks, schedule.num_chunks)
-    needed = _places(needer, len(chunks), ranks)
-    held = _places(contributor, len(chunks), ranks)
-    complete_at_start = held if contributor is not None else (held & (ranks == 1))
-    written = np.zeros(len(chunks) * ranks, np.bool_)
-    written[target] = True
-    never = needed & ~complete_at_start & ~written
-    if never.any():
-        place = int(np.argmax(never))
-        raise blame.never_received(schedule, place % ranks, begin + place // ranks)
+    single_needs = None if needer is None else np.arange(len(chunks)) * ranks + needer
+    places = Places.of(row + moves.source, row + moves.destination, len(chunks) * ranks, single_needs)
+    needed, held = _are(needer, places.key, ranks), _are(contributor, places.key, ranks)
+    _check_all_reached(schedule, begin, end, places, needed, held if contributor is not None else held & (ranks == 1))
 
-    masks, complete = _initial(held, contributor, ranks, _num_words(schedule))
-    status = held.astype(np.uint8) * _EXACT
+    masks, complete = _initial(held, contributor, places.key % ranks, ranks, _num_words(schedule))
+    state = _State(masks, held.astype(np.uint8) * _EXACT, idempotent=collective.idempotent)
     order, ticks = _by_tick(moves)
-    source, target, reduce = source[order], target[order], moves.reduce[order]
-    newest_write, newest_read = np.zeros(len(status), np.int32), np.full(len(status), -1, np.int32)
+    source, target, reduce = places.read[order], places.written[order], moves.reduce[order]
+    newest_read = np.full(len(masks), -1, np.int32)
     staged = []
-    for tick, (first, last) in enumerate(zip(ticks[:-1].tolist(), ticks[1:].tolist(), strict=True)):
+    for tick, (first, last) in enumerate(pairwise(ticks.tolist())):
         src, dst, red = source[first:last], target[first:last], reduce[first:last]
-        sent, sent_status = masks[src], status[src]
-        if not sent_status.all():
-            raise blame.move(schedule, moves, order[first + int(np.argmin(sent_status))], "sent-too-early")
+        present = state.status[src]
+        if not present.all():
+            raise blame.move(schedule, moves, order[first + int(np.argmin(present))], "sent-too-early")
         newest_read[src] = tick
         read_too = newest_read[dst] == tick
         if read_too.any():
             staged.append(order[first:last][read_too])
-        index = np.arange(last - first, dtype=np.int32)
-        newest_write[dst] = index
-        rounds = [slice(None)] if (newest_write[dst] == index).all() else _one_write_each(dst)
-        for part in rounds:
-            bad = _apply(masks, status, dst[part], red[part], sent[part], sent_status[part], collective.idempotent)
-            if bad is not None:
-                raise blame.move(schedule, moves, order[first + int(index[part][bad])], "nothing-to-add-to")
+        bad = state.tick(src, dst, red)
+        if bad is not None:
+            raise blame.move(schedule, moves, order[first + bad], "nothing-to-add-to")
 
-    good = status == _EXACT
+    good = state.status == _EXACT
     for word in range(masks.shape[1]):
         good &= masks[:, word] == complete[word]
     wrong = needed & ~good
     if wrong.any():
-        place = int(np.argmax(wrong))
-        raise blame.result(schedule, place % ranks, begin + place // ranks)
+        key = int(places.key[np.argmax(wrong)])
+        raise blame.result(schedule, key % ranks, begin + key // ranks)
     held_back = np.concatenate(staged) if staged else np.zeros(0, np.int64)
     return moves.step[held_back].astype(np.int64) * ranks + moves.destination[held_back]
 
 
-def _apply(
-    masks: Masks,
-    status: npt.NDArray[np.uint8],
-    dst: npt.NDArray[np.int64],
-    reduce: npt.NDArray[np.bool_],
-    sent: Masks,
-    sent_status: npt.NDArray[np.uint8],
-    idempotent: bool,
-) -> int | None:
-    """Write payloads to distinct places; the index of a reduce that finds nothing to add to, or None."""
-    if not reduce.any():
-        masks[dst], status[dst] = sent, sent_status
-        return None
-    if not reduce.all():
-        copies = np.flatnonzero(~reduce)
-        masks[dst[copies]], status[dst[copies]] = sent[copies], sent_status[copies]
-        adds = np.flatnonzero(reduce)
-        dst, sent, sent_status = dst[adds], sent[adds], sent_status[adds]
-    else:
-        adds = None
-    present, present_status = masks[dst], status[dst]
-    if not present_status.all():
-        empty = int(np.argmin(present_status))
-        return empty if adds is None else int(adds[empty])
-    if not idempotent:
-        twice = (present & sent).any(axis=1)
-        status[dst] = np.maximum(np.maximum(present_status, sent_status), np.where(twice, _DOUBLE, _EXACT))
-    np.bitwise_or(present, sent, out=present)
-    masks[dst] = present
-    return None
-
-
-def _places(rank: IntArray | None, num_chunks: int, ranks: int) -> npt.NDArray[np.bool_]:
+def _are(rank: IntArray | None, key: IndexArray, ranks: int) -> npt.NDArray[np.bool_]:
     """Which places a column of the collective's table names: one rank a chunk, or every rank."""
     if rank is None:
-        return np.ones(num_chunks * ranks, np.bool_)
-    places = np.zeros(num_chunks * ranks, np.bool_)
-    places[np.arange(num_chunks) * ranks + rank] = True
-    return places
+        return np.ones(len(key), np.bool_)
+    named: npt.NDArray[np.bool_] = rank[key // ranks] == key % ranks
+    return named
+
+
+def _check_all_reached(
+    schedule: Schedule,
+    begin: int,
+    end: int,
+    places: Places,
+    needed: npt.NDArray[np.bool_],
+    complete_at_start: npt.NDArray[np.bool_],
+) -> None:
+    """Raise unless every place that needs something is written. Comes first, before anything large is allocated."""
+    ranks = schedule.num_ranks
+    written = np.zeros(len(places.key), np.bool_)
+    written[places.written] = True
+    never = places.key[needed & ~complete_at_start & ~written]
+    everybody_needs = schedule.collective.needer(np.zeros(1, np.int32), schedule.num_chunks) is None
+    if not len(never) and everybody_needs and len(places.key) < (end - begin) * ranks:
+        # Some place is not even touched: find the first chunk that lacks one, and the first rank there.
+        touched = np.bincount(places.key // ranks, minlength=end - begin)
+        chunk = int(np.argmax(touched < ranks))
+        there = np.zeros(ranks, np.bool_)
+        there[places.key[places.key // ranks == chunk] % ranks] = True
+        never = np.array([chunk * ranks + int(np.argmin(there))])
+    if len(never):
+        raise blame.never_received(schedule, int(never[0]) % ranks, begin + int(never[0]) // ranks)
+
+
+class _State:
+    """What every place holds: a set of contributors, and whether one was counted twice."""
+
+    def __init__(self, masks: Masks, status: npt.NDArray[np.uint8], *, idempotent: bool) -> None:
+        self.masks, self.status, self.idempotent = masks, status, idempotent
+        self._newest_write = np.zeros(len(status), np.int32)
+        self._most_payloads = max(1024, _SLICE_BYTES // (8 * masks.shape[1]))
+
+    def tick(self, src: IndexArray, dst: IndexArray, reduce: npt.NDArray[np.bool_]) -> int | None:
+        """Do the moves of one tick: all read, then all write. The index of a reduce into nothing, or None."""
+        if len(src) <= self._most_payloads:
+            return self._write(dst, reduce, self.masks[src], self.status[src])
+        # Too many payloads to hold at once: set aside what is both read and written, and go slice by slice.
+        is_written = np.zeros(len(self.status), np.bool_)
+        is_written[dst] = True
+        aside = np.unique(src[is_written[src]])
+        masks_aside, status_aside = self.masks[aside], self.status[aside]
+        where = np.full(len(self.status), -1, np.int64)
+        where[aside] = np.arange(len(aside))
+        for begin in range(0, len(src), self._most_payloads):
+            part = slice(begin, begin + self._most_payloads)
+            sent, sent_status, kept = self.masks[src[part]], self.status[src[part]], where[src[part]]
+            sent[kept >= 0], sent_status[kept >= 0] = masks_aside[kept[kept >= 0]], status_aside[kept[kept >= 0]]
+            bad = self._write(dst[part], reduce[part], sent, sent_status)
+            if bad is not None:
+                return begin + bad
+        return None
+
+    def _write(
+        self, dst: IndexArray, reduce: npt.NDArray[np.bool_], sent: Masks, sent_status: npt.NDArray[np.uint8]
+    ) -> int | None:
+        """Write payloads in the order of the table."""
+        index = np.arange(len(dst), dtype=np.int32)
+        self._newest_write[dst] = index
+        if (self._newest_write[dst] == index).all():
+            return self._write_once(dst, reduce, sent, sent_status)
+        order = np.argsort(dst, kind="stable")
+        first = np.flatnonzero(np.concatenate(([True], np.diff(dst[order]) != 0)))
+        if reduce.all():
+            empty = self._add_up(dst[order[first]], first, sent[order], sent_status[order])
+            return None if empty is None else int(order[first[empty]])
+        occurrence = np.arange(len(dst)) - np.repeat(first, np.diff(np.append(first, len(dst))))
+        by_round = order[np.argsort(occurrence, kind="stable")]
+        for part in np.split(by_round, np.cumsum(np.bincount(occurrence))[:-1]):
+            bad = self._write_once(dst[part], reduce[part], sent[part], sent_status[part])
+            if bad is not None:
+                return int(part[bad])
+        return None
+
+    def _write_once(
+        self, dst: IndexArray, reduce: npt.NDArray[np.bool_], sent: Masks, sent_status: npt.NDArray[np.uint8]
+    ) -> int | None:
+        """Write payloads to places that are all different."""
+        adds = None
+        if not reduce.all():
+            copies, adds = np.flatnonzero(~reduce), np.flatnonzero(reduce)
+            self.masks[dst[copies]], self.status[dst[copies]] = sent[copies], sent_status[copies]
+            dst, sent, sent_status = dst[adds], sent[adds], sent_status[adds]
+        present, present_status = self.masks[dst], self.status[dst]
+        if not present_status.all():
+            empty = int(np.argmin(present_status))
+            return empty if adds is None else int(adds[empty])
+        if not self.idempotent:
+            twice = (present & sent).any(axis=1)
+            worst = np.maximum(present_status, sent_status)
+            self.status[dst] = np.maximum(worst, np.where(twice, _DOUBLE, _EXACT))
+        np.bitwise_or(present, sent, out=present)
+        self.masks[dst] = present
+        return None
+
+    def _add_up(
+        self, place: IndexArray, first: npt.NDArray[np.int64], sent: Masks, sent_status: npt.NDArray[np.uint8]
+    ) -> int | None:
+        """Add many payloads to each place: those from ``first[i]`` on to place i."""
+        present, present_status = self.masks[place], self.status[place]
+        if not present_status.all():
+            return int(np.argmin(present_status))
+        together = np.bitwise_or.reduceat(sent, first, axis=0) | present
+        if not self.idempotent:
+            bits = np.add.reduceat(np.bitwise_count(sent).sum(axis=1, dtype=np.int64), first)
+            bits += np.bitwise_count(present).sum(axis=1, dtype=np.int64)
+            twice = bits > np.bitwise_count(together).sum(axis=1, dtype=np.int64)
+            worst = np.maximum(np.maximum.reduceat(sent_status, first), present_status)
+            self.status[place] = np.maximum(worst, np.where(twice, _DOUBLE, _EXACT))
+        self.masks[place] = together
+        return None
 
 
 def _initial(
-    held: npt.NDArray[np.bool_], contributor: IntArray | None, ranks: int, num_words: int
+    held: npt.NDArray[np.bool_], contributor: IntArray | None, rank: IndexArray, ranks: int, num_words: int
 ) -> tuple[Masks, Masks]:
     """Contributor sets at the start, and the set that a needer must end with."""
     masks = np.zeros((len(held), num_words), np.uint64)
     if contributor is not None:
         masks[held, 0] = 1
         return masks, np.ones(1, np.uint64)
-    bit = np.uint64(1) << (np.arange(ranks, dtype=np.uint64) % np.uint64(64))
-    by_rank = masks.reshape(-1, ranks, num_words)
-    by_rank[:, np.arange(ranks), np.arange(ranks) // 64] = bit
-    complete: Masks = np.bitwise_or.reduce(by_rank[0], axis=0)
+    masks[np.arange(len(rank)), rank // 64] = np.uint64(1) << (rank % 64).astype(np.uint64)
+    everybody = np.arange(ranks, dtype=np.uint64)
+    complete = np.zeros(num_words, np.uint64)
+    np.bitwise_or.at(complete, (everybody // np.uint64(64)).astype(np.int64), np.uint64(1) << everybody % np.uint64(64))
     return masks, complete
 
 
@@ -238,17 +310,6 @@ def _by_tick(moves: Moves) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]
     by_tick = np.argsort(tick, kind="stable")
     counts = np.bincount(tick)
     return by_chunk[by_tick], np.concatenate(([0], np.cumsum(counts)))
-
-
-def _one_write_each(dst: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """Cut a tick's writes into rounds with at most one write a place, in the order of the table."""
-    order = np.argsort(dst, kind="stable")
-    ordered = dst[order]
-    starts = np.flatnonzero(np.concatenate(([True], np.diff(ordered) != 0)))
-    length = np.diff(np.concatenate((starts, [len(dst)])))
-    occurrence = np.arange(len(dst)) - np.repeat(starts, length)
-    by_round = order[np.argsort(occurrence, kind="stable")]
-    return np.split(by_round, np.cumsum(np.bincount(occurrence))[:-1])
 
 
 def _count(keys: npt.NDArray[np.integer], size: int, weights: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:

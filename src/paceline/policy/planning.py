@@ -163,4 +163,4 @@ def _round_s(cluster: Cluster, chunk_bytes: float) -> float:
 
 
 def _rounds(seconds: float, round_s: float) -> int:
-    return min(1 << 20, math.ceil(seconds / round_s - 1e-9)) if round_s > 0 else 0
+    return math.ceil(min(1 << 20, seconds / round_s) - 1e-9) if round_s > 0 else 0

@@ -137,6 +137,15 @@ def test_wrong_requests_say_what_to_do() -> None:
         prove("late_ranks", eight, arrivals=(0, 1))
 
 
+def test_large_requests_are_refused_only_if_they_are_large() -> None:
+    assert len(prove("direct", Collective(Kind.BROADCAST, 4096)).schedule.transfers) == 4095
+    assert "multicast" in [entry.name for entry in serving(Collective(Kind.BROADCAST, 4096))]
+    assert not [entry.name for entry in serving(Collective(Kind.ALL_TO_ALL, 2000))]
+    assert prove("late_ranks", Collective(Kind.ALL_REDUCE, 3), arrivals=np.array([0, 0, 5])).num_messages == 12
+    with pytest.raises(UsageError, match="late must be a whole number"):
+        prove("stragglar", Collective(Kind.ALL_REDUCE, 4), late=2.5)
+
+
 def test_proofs_are_cached() -> None:
     collective = Collective(Kind.ALL_REDUCE, 6)
     assert prove("ring", collective, pieces=2) is prove("ring", collective, pieces=2)

@@ -86,11 +86,21 @@ def test_verify_refuses_with_exit_code_1(tmp_path: Path) -> None:
     assert "transfer 0" in done.stderr
 
 
+def test_names_from_files_are_no_markup(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('name = "[/bold]"\n[[hosts]]\ncount = 4\n')
+    done = paceline("plan", "allreduce", "--cluster", "c.toml", "--json", "[red]r.json", cwd=tmp_path)
+    assert (done.returncode, "[/bold]: 4 ranks" in done.stdout, "saved [red]r.json" in done.stdout) == (0, True, True)
+    text = (tmp_path / "[red]r.json").read_text()
+    (tmp_path / "s.json").write_text(text.replace('"algorithm":"', '"algorithm":"[/x]'))
+    assert "[/x]" in paceline("verify", "s.json", cwd=tmp_path).stdout
+
+
 WRONG = [
     (["plan", "allreduces"], "there is no collective 'allreduces'"),
     (["plan", "allreduce", "--late", "9"], "rank 9 cannot be late: the ranks are 0 to 7"),
     (["plan", "allreduce", "--late", "three"], "--late takes RANK or RANK:DURATION"),
     (["plan", "allreduce", "--late", "3:500"], "'500' is not a duration"),
+    (["plan", "allreduce", "--late", "3:1e308s"], "lateness is 0 to"),
     (["plan", "allreduce", "--late", "3,3"], "names rank 3 twice"),
     (["plan", "allreduce", "--size", "64furlongs"], "is not a size; write it like 64MB"),
     (["plan", "allreduce", "--ranks", "0"], "ranks"),

@@ -74,6 +74,10 @@ HOSTILE = {
     "late rank unknown": '[[hosts]]\n[late]\n7 = "1s"',
     "late rank negative": '[[hosts]]\n[late]\n-1 = "1s"',
     "late a number": "[[hosts]]\n[late]\n0 = 5",
+    "tiny rate": '[[hosts]]\nup = "1e-300bit"',
+    "late forever": '[[hosts]]\n[late]\n0 = "1e300s"',
+    "wire factor huge": "wire_factor = 1" + "0" * 400 + "\n[[hosts]]\n",
+    "escapes": '"\\u001b[31m" = 3',
     "wire factor nan": "wire_factor = nan\n[[hosts]]\n",
     "wire factor small": "wire_factor = 0.5\n[[hosts]]\n",
     "bool for int": "[[hosts]]\ncount = true",
@@ -89,6 +93,7 @@ def test_malformed_files_get_one_sentence(tmp_path: Path, case: str) -> None:
     with pytest.raises(FileFormatError, match="is not a cluster file") as caught:
         Cluster.load(path)
     assert len(str(caught.value)) < 1000
+    assert str(caught.value).isprintable()
 
 
 def test_other_unreadable_files(tmp_path: Path) -> None:
@@ -103,6 +108,14 @@ def test_other_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(FileFormatError):
         Cluster.load(tmp_path / "latin.toml")
+
+
+def test_many_hosts_are_read_in_no_time() -> None:
+    assert Cluster.from_mapping({"hosts": [{}] * 32768}).num_ranks == 32768
+
+
+def test_a_name_from_a_file_is_printable() -> None:
+    assert Cluster.from_mapping({"name": "\x1b[31m" + "x" * 1000, "hosts": [{}]}).name.isprintable()
 
 
 def test_presets() -> None:

@@ -42,6 +42,14 @@ def test_moves_are_the_rows_taken_apart(request: tuple, data: st.DataObject) -> 
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
 
 
+def test_indexing_is_a_lists() -> None:
+    table = Transfers(step=[0, 1, 2], source=0, destination=1, chunk=[4, 5, 6])
+    assert (table[-1].chunk, table[-3].destinations, table[2].step) == (6, (1,), 2)
+    for outside in (3, -4):
+        with pytest.raises(IndexError):
+            table[outside]
+
+
 def test_steps_are_sorted_and_renumbered() -> None:
     table = Transfers(step=[7, 2, 7], source=[0, 1, 2], destination=[1, 2, 0], chunk=[0, 1, 2])
     assert table.step.tolist() == [0, 1, 1]
