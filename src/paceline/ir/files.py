@@ -18,7 +18,7 @@ import numpy.typing as npt
 from paceline.errors import FileFormatError, ScheduleError, UsageError
 from paceline.ir.collective import MAX_CHUNKS, MAX_RANKS, Collective, Kind
 from paceline.ir.reading import plain, read_at_most
-from paceline.ir.schedule import Schedule
+from paceline.ir.schedule import MAX_MOVES, Schedule
 from paceline.ir.transfers import Transfers
 
 FORMAT, VERSION = "paceline.schedule", 1
@@ -220,6 +220,8 @@ def _schedule(content: _JsonFile | _PackedFile, *, fanout: npt.ArrayLike, **colu
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} {length}" for name, length in sorted(lengths.items()))
         raise FileFormatError(f"its columns tell of different numbers of transfers: {told}")
+    if np.size(columns["destination"]) > MAX_MOVES:
+        raise FileFormatError(f"it moves more than the {MAX_MOVES} chunks that a schedule may move")
     step, fan = np.asarray(columns["step"], np.int32), np.asarray(fanout, np.int64)
     if (np.diff(step) < 0).any():
         raise FileFormatError(f"the steps of transfers {int(np.argmax(np.diff(step) < 0))} and the next go back")
