@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h' 2>/dev/null)
 
 .DEFAULT_GOAL := help
@@ -10,11 +11,11 @@ CPP := $(shell find csrc -name '*.cc' -o -name '*.h' 2>/dev/null)
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(VENV)/.installed  ## create .venv and install Paceline into it, with all tools
+install: $(STAMP)  ## create .venv and install Paceline into it, with all tools
 
-$(VENV)/.installed: pyproject.toml CMakeLists.txt
+$(STAMP): pyproject.toml CMakeLists.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Paceline needs Python 3.10 or newer: make PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --group build --group test --group lint
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[plot]'

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.algorithms import stragglar
 from paceline.algorithms.registry import Draft, algorithm
@@ -35,11 +37,11 @@ Message = tuple[int, int, int, bool]
 
 Rounds = list[list[Message]]
 
-_MOST_WORK = 1 << 16
-"""Ranks times chunks up to which the construction ends within a minute or so."""
+_MOST_WORK, _MOST_CHUNKS = 1 << 16, 1 << 10
+"""Ranks times chunks, and chunks, up to which the construction ends within a minute or so."""
 
 
-def round_bound(parts: np.ndarray) -> int:
+def round_bound(parts: npt.NDArray[Any]) -> int:
     """Rounds that any schedule needs from here; parts[c, r]: does rank r hold a part of chunk c?"""
     ranks = int(parts.shape[1])
     holders = parts.sum(axis=1)
@@ -108,7 +110,7 @@ class _Absorb:
         return messages
 
 
-def _balanced_homes(parts: np.ndarray) -> np.ndarray:
+def _balanced_homes(parts: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A home for each chunk among its holders, so that no rank has many more merges to receive than another."""
     num_chunks, ranks = parts.shape
     weight = np.maximum(0, parts.sum(axis=1) - 2)
@@ -150,7 +152,7 @@ class _Finish:
     spread, the rarest first, along a maximum matching of senders and receivers.
     """
 
-    def __init__(self, parts: np.ndarray, *, tree_rounds: int, first_copies: bool) -> None:
+    def __init__(self, parts: npt.NDArray[Any], *, tree_rounds: int, first_copies: bool) -> None:
         self.parts = parts.copy()
         self.num_chunks, self.ranks = parts.shape
         self.tree_rounds, self.first_copies = tree_rounds, first_copies
@@ -168,7 +170,7 @@ class _Finish:
         while not self.complete.all():
             self._round()
 
-    def _positions(self) -> np.ndarray:
+    def _positions(self) -> npt.NDArray[Any]:
         """Where each chunk stands in the order: batches with one chunk of every home, homes of late ranks last."""
         raw = self.parts[self.merges_left > 0].sum(axis=0)
         late = raw > raw.max(initial=0) // 2
@@ -281,7 +283,7 @@ class _Finish:
             self._send(int(senders[row]), int(receivers[column]), chunk, reduce=False)
 
 
-def _maximum_matching(possible: np.ndarray, rows: list[int], columns: list[int]) -> dict[int, int]:
+def _maximum_matching(possible: npt.NDArray[Any], rows: list[int], columns: list[int]) -> dict[int, int]:
     """Greedy in the given order of edges, then enlarged along augmenting paths (Kuhn) until it is maximum."""
     mate_of_row: dict[int, int] = {}
     mate_of_column: dict[int, int] = {}
@@ -319,7 +321,7 @@ def _maximum_matching(possible: np.ndarray, rows: list[int], columns: list[int])
     return mate_of_row
 
 
-def _exact_exchange(parts: np.ndarray, last: int) -> Transfers | None:
+def _exact_exchange(parts: npt.NDArray[Any], last: int) -> Transfers | None:
     """StragglAR's exchange, if the last rank alone has parts outside the homes and the homes are spread evenly."""
     num_chunks, ranks = parts.shape
     others = [rank for rank in range(ranks) if rank != last]
@@ -334,7 +336,7 @@ def _exact_exchange(parts: np.ndarray, last: int) -> Transfers | None:
     return stragglar.exchange(ranks, pieces).relabelled(ranks=label, chunks=chunk_of)
 
 
-def finish(parts: np.ndarray) -> Transfers:
+def finish(parts: npt.NDArray[Any]) -> Transfers:
     """The shortest of four greedy variants."""
     depth = (int(parts.sum(axis=1).max()) - 1).bit_length() + 1
     variants = [
@@ -384,10 +386,10 @@ def late_ranks(collective: Collective, *, arrivals: Sequence[int] | None = None,
     """
     ranks = collective.num_ranks
     when = [0] * ranks if arrivals is None else list(arrivals)
-    if ranks * ranks * pieces > _MOST_WORK:
+    if ranks * ranks * pieces > _MOST_WORK or ranks * pieces > _MOST_CHUNKS:
         raise UnsupportedError(
             f"late_ranks builds its schedule greedily, which takes too long for {ranks} ranks and {pieces} pieces "
-            f"(ranks^2 pieces is at most {_MOST_WORK})"
+            f"(ranks^2 pieces may be {_MOST_WORK}, and ranks times pieces {_MOST_CHUNKS})"
         )
     if len(when) != ranks or min(when) < 0:
         raise UsageError(f"arrivals needs one round, zero or more, for each of the {ranks} ranks, not {arrivals!r}")

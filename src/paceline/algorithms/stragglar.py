@@ -29,15 +29,18 @@ Paceline's own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from paceline.algorithms.registry import Draft, algorithm
-from paceline.errors import UsageError
+from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.collective import Collective, IntArray, Kind
 from paceline.ir.transfers import Transfers
 
 _NEVER = 1 << 30
+_MOST_CHUNKS = 1 << 16
 
 
 def num_rounds(num_ranks: int, pieces: int) -> int:
@@ -86,12 +89,12 @@ class _Exchange:
         # The first to be partners start in the oldest class, and so on.
         by_turn = np.argsort(self._first_turns(num_nodes), kind="stable")
         size = 1 << np.arange(self.num_classes)[::-1]
-        self.classes: list[np.ndarray] = [by_turn[:0], *np.split(by_turn, np.cumsum(size)[:-1])[::-1]]
+        self.classes: list[npt.NDArray[Any]] = [by_turn[:0], *np.split(by_turn, np.cumsum(size)[:-1])[::-1]]
         self.holder = self.first.copy()  # the rank of each node that holds its open chunk
         self.owed = np.full(early, -1, np.int64)  # the chunk each rank of a pair still has to pass to its twin
-        self.columns: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        self.columns: list[tuple[int, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]] = []
 
-    def _next_turns(self) -> np.ndarray:
+    def _next_turns(self) -> npt.NDArray[Any]:
         """For each round, when its partner is partner again."""
         following = np.full(self.num_chunks, _NEVER)
         seen: dict[int, int] = {}
@@ -100,7 +103,7 @@ class _Exchange:
             seen[int(self.partner[turn])] = turn
         return following
 
-    def _first_turns(self, num_nodes: int) -> np.ndarray:
+    def _first_turns(self, num_nodes: int) -> npt.NDArray[Any]:
         turns = np.full(num_nodes, _NEVER)
         np.minimum.at(turns, self.partner, np.arange(self.num_chunks))
         return turns
@@ -154,17 +157,24 @@ class _Exchange:
         self.holder[fresh] = receiving[fresh]
 
     def _roles_of_partner(
-        self, turn: int, partner: int, sending: np.ndarray, receiving: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, turn: int, partner: int, sending: npt.NDArray[Any], receiving: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The partner sends by the owner of the next chunk and receives by its twin (round 0: the other way)."""
         owner = int(self.owner[0 if turn == 0 else (turn + 1) % self.num_chunks])
         twin = int(self.first[partner] + self.second[partner]) - owner
         sending[partner], receiving[partner] = (twin, owner) if turn == 0 else (owner, twin)
         return sending, receiving
 
-    def _pair_up(self, turn: int, old: np.ndarray, sending: np.ndarray, receiving: np.ndarray, got: np.ndarray) -> None:
+    def _pair_up(
+        self,
+        turn: int,
+        old: npt.NDArray[Any],
+        sending: npt.NDArray[Any],
+        receiving: npt.NDArray[Any],
+        got: npt.NDArray[Any],
+    ) -> None:
         """The old pair with the young, oldest young first; both move up to the class above the young one's."""
-        moved: list[np.ndarray] = [old[:0]] * (self.num_classes + 1)
+        moved: list[npt.NDArray[Any]] = [old[:0]] * (self.num_classes + 1)
         late_class = turn - self.num_chunks + 1  # of the late rank itself, once it has nothing left to complete
         used = 0
         for j in range(self.num_classes - 1, 0, -1):
@@ -188,7 +198,7 @@ class _Exchange:
         if turn < self.num_chunks:
             self.classes[1] = self.partner[turn : turn + 1]
 
-    def _feed(self, turn: int, partner: int, receiving: np.ndarray, got: np.ndarray) -> None:
+    def _feed(self, turn: int, partner: int, receiving: npt.NDArray[Any], got: npt.NDArray[Any]) -> None:
         """The late rank feeds its partner a chunk, and gets the next one to complete (at last: chunk 0, complete)."""
         coming = (turn + 1) % self.num_chunks
         self._emit(turn, self.late, receiving[partner], turn, reduce=turn == 0)
@@ -227,6 +237,8 @@ def stragglar(collective: Collective, *, late: int = 0, pieces: int = 1) -> Draf
     ranks = collective.num_ranks
     if not 0 <= late < ranks:
         raise UsageError(f"rank {late} cannot be late: the ranks are 0 to {ranks - 1}")
+    if pieces * ranks > _MOST_CHUNKS:
+        raise UnsupportedError(f"stragglar cuts the buffer into at most {_MOST_CHUNKS} chunks: take fewer pieces")
     parts = [reduce_scatter_to(owners(ranks, pieces), ranks - 1), exchange(ranks, pieces)]
     label = [rank for rank in range(ranks) if rank != late] + [late]
     return pieces * (ranks - 1), Transfers.sequence(parts).relabelled(ranks=label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from paceline.units import parse_duration, parse_size
 _LATE = re.compile(r"([0-9]{1,6})(?::(.+))?")
 
 CLUSTER_HELP = f"A preset ({', '.join(PRESETS)}) or a TOML/JSON file. Default: --ranks hosts with 10 GbE."
-LATE_HELP = "RANK or RANK:DURATION, like 3:500ms; separate several by commas. Without a duration: as late as matters."
+LATE_HELP = "RANK or RANK:DURATION, like 3:500ms; several times, or with commas. No duration: as late as matters."
 SIZE_HELP = "Size of the buffer, like 64MB or 4KiB."
 RANKS_HELP = "Number of ranks. Default: 8, or all of the cluster's."
 
@@ -25,7 +26,7 @@ def read_cluster(cluster: str | None, ranks: int | None) -> Cluster:
         return Cluster.uniform(8 if ranks is None else ranks, name="10 GbE", multicast=True)
     if cluster in PRESETS:
         found = Cluster.preset(cluster)
-    elif Path(cluster).suffix in (".toml", ".json") or Path(cluster).exists():
+    elif Path(cluster).suffix in (".toml", ".json") or os.path.exists(cluster):
         found = Cluster.load(cluster)
     else:
         raise UsageError(
@@ -38,12 +39,12 @@ def read_cluster(cluster: str | None, ranks: int | None) -> Cluster:
     return found
 
 
-def read_late(late: str | None, collective: Collective, cluster: Cluster, size_bytes: int) -> Cluster:
+def read_late(late: list[str] | None, collective: Collective, cluster: Cluster, size_bytes: int) -> Cluster:
     """The cluster with the ranks late that --late names."""
-    if late is None:
+    if not late:
         return cluster
     lateness: dict[int, float] = {}
-    for entry in late.split(","):
+    for entry in ",".join(late).split(","):
         match = _LATE.fullmatch(entry.strip())
         if match is None:
             raise UsageError(f"--late takes RANK or RANK:DURATION, like 3 or 3:500ms, not {entry!r}")
@@ -56,7 +57,7 @@ def read_late(late: str | None, collective: Collective, cluster: Cluster, size_b
 
 
 def read_question(
-    kind: str, ranks: int | None, cluster: str | None, late: str | None, size: str, root: int = 0
+    kind: str, ranks: int | None, cluster: str | None, late: list[str] | None, size: str, root: int = 0
 ) -> tuple[Collective, Cluster, int]:
     """The collective, the cluster with its late ranks, and the size in bytes."""
     size_bytes = parse_size(size)

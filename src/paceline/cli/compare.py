@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from paceline.cli import arguments, tables
-from paceline.draw.canvas import check_picture_path, new_figure
+from paceline.draw.canvas import check_picture_path
 from paceline.draw.curves import Curves, draw_curves
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective
@@ -25,7 +25,7 @@ def compare(
     collective: Annotated[str, typer.Argument(help="allreduce, allgather, reducescatter, broadcast, ...")],
     ranks: Annotated[int | None, typer.Option(min=1, help=arguments.RANKS_HELP)] = None,
     size: Annotated[str, typer.Option(help=arguments.SIZE_HELP)] = "64MB",
-    late: Annotated[str | None, typer.Option(help=arguments.LATE_HELP)] = None,
+    late: Annotated[list[str] | None, typer.Option(help=arguments.LATE_HELP)] = None,
     cluster: Annotated[str | None, typer.Option(help=arguments.CLUSTER_HELP)] = None,
     root: Annotated[int, typer.Option(min=0, help="Root of a broadcast, reduce, gather or scatter.")] = 0,
     plot: Annotated[
@@ -43,11 +43,8 @@ def compare(
     question, where, size_bytes = arguments.read_question(collective, ranks, cluster, late, size, root)
     if plot is not None:
         check_picture_path(plot)
-        new_figure(1, 1)  # matplotlib missing? say so now
     out = tables.console()
-    with Progress(console=out, transient=True) as progress:
-        task = progress.add_task("pricing", total=len(planning.worth_comparing(question, where)))
-        plans = planning.compare(question, where, size_bytes, seen=lambda _: progress.advance(task))
+    plans = tables.priced(question, where, size_bytes)
     out.print(f"[bold]{question}[/], {size}")
     out.print(tables.cluster_line(where))
     out.print()
@@ -55,12 +52,13 @@ def compare(
     if plot is not None:
         with Progress(console=out, transient=True) as progress:
             panels = _panels(question, where, size_bytes, progress)
-        draw_curves(panels, f"{question.kind} on {where.name}", plot)
+        title = f"{question.kind} on {where.name}, {tables.late_words(where)}".removesuffix(", ")
+        draw_curves(panels, title, plot)
         out.print(f"drew {escape(str(plot))}")
 
 
 def _panels(question: Collective, where: Cluster, size_bytes: int, progress: Progress) -> list[Curves]:
-    ranks = [n for n in RANKS if n > question.root]
+    ranks = sorted({n for n in RANKS if n > question.root} | {question.num_ranks})
     by_size = Curves(f"bytes, {question.num_ranks} ranks")
     by_ranks = Curves(f"ranks, {format_size(size_bytes)}")
     task = progress.add_task("drawing", total=len(SIZES) + len(ranks))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline.cli import tables
-from paceline.draw.canvas import check_picture_path, new_figure
+from paceline.draw.canvas import check_picture_path
 from paceline.errors import ProofError
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective, Kind
@@ -35,7 +35,6 @@ def demo(
     """
     if picture is not None:
         check_picture_path(picture)
-        new_figure(1, 1)
     out = tables.console()
     question = Collective(Kind.ALL_REDUCE, 8)
     lan = Cluster.preset("lan8")

@@ -49,6 +49,8 @@ def run() -> None:
         _fail(f"refused: {error}", 1)
     except PacelineError as error:
         _fail(f"error: {error}", 2)
+    except OSError as error:  # standard output is full or broken
+        _fail(f"error: cannot write the output: {error.strerror}", 2)
 
 
 def _fail(sentence: str, code: int) -> None:

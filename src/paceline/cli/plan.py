@@ -14,7 +14,7 @@ from paceline.draw.canvas import check_picture_path
 from paceline.errors import UsageError
 from paceline.ir import files
 from paceline.ir.cluster import Cluster
-from paceline.ir.collective import Collective
+from paceline.ir.collective import Collective, Kind
 from paceline.policy import planning
 
 
@@ -23,7 +23,7 @@ def plan(
     ranks: Annotated[int | None, typer.Option(min=1, help=arguments.RANKS_HELP)] = None,
     algorithm: Annotated[str, typer.Option(help="An algorithm, or 'best': the cheapest on this cluster.")] = "best",
     size: Annotated[str, typer.Option(help=arguments.SIZE_HELP)] = "64MB",
-    late: Annotated[str | None, typer.Option(help=arguments.LATE_HELP)] = None,
+    late: Annotated[list[str] | None, typer.Option(help=arguments.LATE_HELP)] = None,
     cluster: Annotated[str | None, typer.Option(help=arguments.CLUSTER_HELP)] = None,
     root: Annotated[int, typer.Option(min=0, help="Root of a broadcast, reduce, gather or scatter.")] = 0,
     pieces: Annotated[
@@ -60,7 +60,8 @@ def plan(
         else planning.plan(question, where, size_bytes, algorithm, **given)
     )
     out = tables.console()
-    out.print(f"[bold]{chosen.algorithm}[/]: {question}, {size}, {chosen.schedule.num_chunks} chunks")
+    shown = "" if question.kind is Kind.BARRIER else f", {size}"
+    out.print(f"[bold]{chosen.algorithm}[/]: {question}{shown}, {chosen.schedule.num_chunks} chunks")
     out.print(find(chosen.algorithm).summary)
     out.print(tables.cluster_line(where))
     out.print()
@@ -70,7 +71,7 @@ def plan(
         out.print(line)
     out.print()
     plans = [chosen]
-    if chosen.algorithm != "ring" and question.kind in find("ring").kinds:
+    if chosen.algorithm != "ring" and find("ring").serves(question):
         plans.append(planning.plan(question, where, size_bytes, "ring"))
     out.print(tables.cost_table(plans, against="ring" if len(plans) > 1 else None))
     if json is not None:
@@ -87,4 +88,4 @@ def plan(
 def _best(question: Collective, where: Cluster, size_bytes: int, given: dict[str, int]) -> planning.Plan:
     if given:
         raise UsageError(f"--{next(iter(given))} belongs to one algorithm: name it with --algorithm")
-    return planning.compare(question, where, size_bytes)[0]
+    return tables.priced(question, where, size_bytes)[0]

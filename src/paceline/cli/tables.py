@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from paceline.ir.cluster import Cluster
+from paceline.ir.collective import Collective
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer
 from paceline.ir.verify import Proof
+from paceline.policy import planning
 from paceline.policy.planning import Plan
 from paceline.units import format_duration, format_rate, format_size
 
@@ -22,9 +25,16 @@ _MOST_TRANSFERS = 16
 
 
 def console() -> Console:
-    """Standard output, highlighting nothing by itself; wide enough for tables when it is not a terminal."""
-    out = Console(highlight=False, soft_wrap=False)
-    return out if out.is_terminal else Console(highlight=False, width=120)
+    """Standard output, highlighting nothing by itself; wide enough for tables, which a narrow terminal then folds."""
+    out = Console(highlight=False)
+    return Console(highlight=False, width=max(out.width, 120) if out.is_terminal else 120)
+
+
+def priced(question: Collective, where: Cluster, size_bytes: float) -> list[Plan]:
+    """All algorithms that make sense, the fastest first, behind a progress bar."""
+    with Progress(console=console(), transient=True) as progress:
+        task = progress.add_task("pricing", total=len(planning.worth_comparing(question, where)))
+        return planning.compare(question, where, size_bytes, seen=lambda _: progress.advance(task))
 
 
 def schedule_table(schedule: Schedule, *, all_steps: bool) -> Table:
@@ -86,7 +96,7 @@ def _span(chunks: Any, num_chunks: int) -> str:
 def cluster_line(cluster: Cluster) -> str:
     """The cluster in one line."""
     host = cluster.hosts[0]
-    late = ", ".join(f"rank {r} late by {format_duration(s)}" for r, s in enumerate(cluster.late_s) if s > 0)
+    late = late_words(cluster)
     if len(cluster.hosts) == 1:
         ports = f"{format_rate(host.local_bytes_per_s)} a rank, {format_duration(host.local_latency_s)} a message"
     else:
@@ -96,6 +106,11 @@ def cluster_line(cluster: Cluster) -> str:
             f"{format_rate(host.down_bytes_per_s)} down {same}, {format_duration(host.latency_s)} a message"
         )
     return f"{escape(cluster.name)}: {cluster.num_ranks} ranks, {ports}" + (f"; {late}" if late else "")
+
+
+def late_words(cluster: Cluster) -> str:
+    """``rank 3 late by 2 s``, or nothing."""
+    return ", ".join(f"rank {r} late by {format_duration(s)}" for r, s in enumerate(cluster.late_s) if s > 0)
 
 
 def cost_table(plans: list[Plan], *, against: str | None = None) -> Table:

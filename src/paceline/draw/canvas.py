@@ -18,12 +18,13 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("pictures need matplotlib: pip install 'paceline[plot]'") from None
+        raise UsageError("pictures need matplotlib: pip install matplotlib") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def check_picture_path(path: Path) -> None:
-    """Refuse a name we cannot draw to before anything is computed."""
+    """Refuse what we cannot draw, or cannot draw to, before anything is computed."""
+    new_figure(1, 1)
     if path.suffix not in FORMATS:
         raise UsageError(f"a picture is saved as {', '.join(FORMATS)}, not as {path.name}")
     if not path.absolute().parent.is_dir():

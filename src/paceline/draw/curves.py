@@ -43,16 +43,17 @@ def draw_curves(panels: Sequence[Curves], title: str, path: Path) -> None:
         axes.set_xscale("log", base=10 if index == 0 else 2)
         axes.set_yscale("log")
         if index > 0:
-            axes.set_xticks(_xy(panel.limit_s)[0], labels=[f"{x:g}" for x in _xy(panel.limit_s)[0]])
+            xs = sorted(panel.limit_s)
+            axes.set_xticks(xs, labels=[f"{x:g}" for x in xs])
             axes.minorticks_off()
         axes.set_xlabel(panel.x_label)
         axes.set_ylabel("time after the last arrival [s]")
         axes.grid(which="major", alpha=0.3)
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=11, parse_math=False)
     save_figure(figure, path)
 
 
 def _xy(points: Mapping[float, float]) -> tuple[list[float], list[float]]:
-    xs = sorted(points)
+    xs = sorted(x for x in points if points[x] > 0)  # the axes are logarithmic
     return xs, [points[x] for x in xs]

@@ -69,7 +69,7 @@ def _draw_lifelines(axes: Axes, plan: Plan, unit_s: float) -> None:
             absent = axes.fill_betweenx([0, late[rank] / unit_s], rank - 0.13, rank + 0.13, facecolor="white", lw=0)
             absent.set(edgecolor=_LATE, hatch="////")
         moment = late[rank]
-        for begin, until in [*busy, (total, total)]:
+        for begin, until in busy:
             if begin - moment > 1e-9 * total:
                 axes.fill_betweenx([moment / unit_s, begin / unit_s], rank - 0.13, rank + 0.13, color=_WAITING, lw=0)
             moment = until
@@ -138,4 +138,5 @@ def _label(axes: Axes, plan: Plan, unit_s: float, unit: str) -> None:
         f"{plan.algorithm}: {plan.schedule.collective}, {format_size(plan.size_bytes)} on {plan.cluster.name}\n"
         f"{format_duration(cost.exposed_s)}{after}{ratio}",
         fontsize=11,
+        parse_math=False,
     )

@@ -15,8 +15,10 @@ Three arguments, each true of every schedule without coding (a message carries o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.ir.cluster import Cluster, FloatArray
 from paceline.ir.collective import REDUCING, Collective, Kind
@@ -33,7 +35,7 @@ class _Nodes:
     down: FloatArray
     first_arrival: FloatArray
     last_arrival: FloatArray
-    holds_root: np.ndarray
+    holds_root: npt.NDArray[Any]
 
 
 def exposed_bound(collective: Collective, cluster: Cluster, size_bytes: float, *, multicast: bool = False) -> float:

@@ -50,6 +50,7 @@ ETHERNET_WIRE_FACTOR = 1514 / 1448
 
 _MAX_CLUSTER_FILE_BYTES = 1 << 20
 _LONGEST_S = 1e9
+_MOST_DOTS = 50  # a TOML parser needs memory without measure for a key of thousands of dotted parts
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ class Cluster:
         data = read_at_most(path, _MAX_CLUSTER_FILE_BYTES)
         try:
             text = data.decode()
+            if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+                raise UsageError("a line has more dots than a cluster file needs")
             content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
             return cls.from_mapping(content, name=path.stem)
         except (ValueError, OverflowError, RecursionError) as error:

@@ -147,7 +147,8 @@ def to_msgpack(schedule: Schedule) -> bytes:
 
 def from_bytes(data: bytes) -> Schedule:
     """A schedule from either form, told apart by the first byte."""
-    if data[:64].lstrip()[:1] == b"{":
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if data[:4096].lstrip()[:1] == b"{":
         if len(data) > _MAX_JSON_BYTES:
             raise FileFormatError(f"JSON may have {_MAX_JSON_BYTES >> 20} MiB here: save large schedules as .msgpack")
         return _from_json(data)
@@ -223,6 +224,8 @@ def _schedule(content: _JsonFile | _PackedFile, *, fanout: npt.ArrayLike, **colu
     if np.size(columns["destination"]) > MAX_MOVES:
         raise FileFormatError(f"it moves more than the {MAX_MOVES} chunks that a schedule may move")
     step, fan = np.asarray(columns["step"], np.int32), np.asarray(fanout, np.int64)
+    if (step < 0).any():
+        raise FileFormatError(f"the step of transfer {int(np.argmax(step < 0))} is negative")
     if (np.diff(step) < 0).any():
         raise FileFormatError(f"the steps of transfers {int(np.argmax(np.diff(step) < 0))} and the next go back")
     if not content.algorithm.isprintable():

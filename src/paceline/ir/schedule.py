@@ -9,8 +9,10 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.errors import ScheduleError
 from paceline.ir.collective import Collective
@@ -54,7 +56,7 @@ class Schedule:
         if self.num_moves > MAX_MOVES:
             raise ScheduleError(f"{self.num_moves} chunk moves are more than the {MAX_MOVES} a schedule may have")
 
-    def _refuse(self, wrong: np.ndarray, why: str) -> None:
+    def _refuse(self, wrong: npt.NDArray[Any], why: str) -> None:
         if wrong.any():
             index = int(np.argmax(wrong))
             raise ScheduleError(f"transfer {index} ({self.transfers[index]}) of {self.collective}: {why}")
@@ -100,7 +102,7 @@ class Schedule:
         return state.hexdigest()
 
 
-def _any_of(row: np.ndarray, wrong: np.ndarray, num_rows: int) -> np.ndarray:
+def _any_of(row: npt.NDArray[Any], wrong: npt.NDArray[Any], num_rows: int) -> npt.NDArray[Any]:
     """Which of the rows have at least one wrong entry."""
     result = np.zeros(num_rows, np.bool_)
     result[row[wrong]] = True

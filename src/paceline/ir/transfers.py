@@ -81,9 +81,9 @@ class Transfers:
         first: npt.ArrayLike | None = None,
     ) -> None:
         """Take columns; scalars are broadcast. Without ``first``, each transfer has one destination."""
-        columns = [np.asarray(column, np.int32) for column in (step, source, chunk, count)]
+        columns = [_integers(column) for column in (step, source, chunk, count)]
         flags = np.asarray(reduce, np.bool_)
-        to = np.asarray(destination, np.int32)
+        to = _integers(destination)
         *columns, flags = np.broadcast_arrays(*columns, flags, *([to] if first is None else []))[:5]
         steps, sources, chunks, counts = (column.ravel() for column in columns)
         flags = flags.ravel()
@@ -281,6 +281,20 @@ class Transfers:
             reduce=np.concatenate([part.reduce for part in parts]),
             first=np.concatenate(([0], np.cumsum(fanout))),
         )
+
+
+def _integers(column: npt.ArrayLike) -> IntArray:
+    """The column as 32-bit integers, if that is what it holds."""
+    try:
+        array = np.asarray(column)
+    except (OverflowError, ValueError):
+        array = np.array(["?"])
+    if array.dtype == np.int32 or array.size == 0:
+        return array.astype(np.int32, copy=False)
+    limits = np.iinfo(np.int32)
+    if array.dtype.kind not in "iu" or array.min() < limits.min or array.max() > limits.max:
+        raise ScheduleError("the columns of a table of transfers hold whole numbers of at most 32 bits")
+    return array.astype(np.int32)
 
 
 def _frozen(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:

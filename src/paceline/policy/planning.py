@@ -105,31 +105,33 @@ def late_enough_s(collective: Collective, cluster: Cluster, size_bytes: float) -
 def _tuned(
     entry: Algorithm, collective: Collective, cluster: Cluster, size_bytes: float, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All parameters: as given, as the cluster says, and the rest doubled from 1 on for as long as that helps."""
-    free: list[str] = [name for name in ("chains", "pieces") if name in entry.parameters and name not in given]
-    tuned: dict[str, int] = dict.fromkeys(free, 1)
+    """All parameters: as given, as the cluster says, and the rest by price."""
 
-    def complete() -> dict[str, Any]:
-        return {**_from_cluster(entry, collective, cluster, size_bytes, {**tuned, **given}), **tuned, **given}
+    def complete(tuned: Mapping[str, int]) -> dict[str, Any]:
+        known = {**tuned, **given}
+        return {**_from_cluster(entry, collective, cluster, size_bytes, known), **known}
 
-    def price() -> tuple[float, int]:
-        schedule = build(entry.name, collective, **complete())
+    def price(tuned: Mapping[str, int]) -> tuple[float, int]:
+        schedule = build(entry.name, collective, **complete(tuned))
         return cost(schedule, cluster, size_bytes).exposed_s, schedule.num_moves
 
-    if not free:
-        return complete()
-    most_pieces = _MOST_GREEDY_CHUNKS // collective.num_ranks if "arrivals" in entry.parameters else _MOST_PIECES
-    most = {"chains": collective.num_ranks, "pieces": most_pieces}
-    seconds, moves = price()
-    for name in free:
-        while 2 * tuned[name] <= most[name] and 2 * moves <= _MOST_MOVES:
-            tuned[name] *= 2
-            finer_seconds, moves = price()
-            if finer_seconds >= seconds * _WORTH_IT:
-                tuned[name] //= 2
-                break
-            seconds = finer_seconds
-    return complete()
+    tuned: dict[str, int] = {}
+    if "pieces" in entry.parameters and "pieces" not in given:
+        tuned["pieces"] = 1
+    if "chains" in entry.parameters and "chains" not in given:
+        sensible = {-(-collective.num_ranks // (1 << step)) for step in range(collective.num_ranks.bit_length())}
+        tuned["chains"] = min(sorted(sensible), key=lambda chains: price({**tuned, "chains": chains})[0])
+    if "pieces" not in tuned:
+        return complete(tuned)
+    most = _MOST_GREEDY_CHUNKS // collective.num_ranks if "arrivals" in entry.parameters else _MOST_PIECES
+    seconds, moves = price(tuned)
+    while 2 * tuned["pieces"] <= most and 2 * moves <= _MOST_MOVES:  # finer for as long as that helps
+        finer = {**tuned, "pieces": 2 * tuned["pieces"]}
+        finer_seconds, moves = price(finer)
+        if finer_seconds >= seconds * _WORTH_IT:
+            break
+        tuned, seconds = finer, finer_seconds
+    return complete(tuned)
 
 
 def _from_cluster(

@@ -52,6 +52,29 @@ def test_plan_takes_the_best_by_default() -> None:
     assert "multicast: broadcast" in paceline("plan", "broadcast", "--ranks", "12", "--root", "5").stdout
 
 
+def test_several_late_ranks_in_either_way() -> None:
+    for late in (["--late", "3:1s,5:2s"], ["--late", "3:1s", "--late", "5:2s"]):
+        assert (
+            "rank 3 late by 1 s, rank 5 late by 2 s"
+            in paceline("plan", "allreduce", "--algorithm", "ring", *late).stdout
+        )
+
+
+def test_full_output_gets_a_sentence() -> None:
+    code = "from paceline.cli.main import run; run()"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "plan", "allreduce"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode != 0
+    assert "cannot write the output" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_plan_for_one_rank() -> None:
     done = paceline("plan", "allreduce", "--ranks", "1", "--algorithm", "ring")
     assert (done.returncode, "proven" in done.stdout) == (0, True)
@@ -101,6 +124,11 @@ WRONG = [
     (["plan", "allreduce", "--late", "three"], "--late takes RANK or RANK:DURATION"),
     (["plan", "allreduce", "--late", "3:500"], "'500' is not a duration"),
     (["plan", "allreduce", "--late", "3:1e308s"], "lateness is 0 to"),
+    (["plan", "allreduce", "--cluster", "x" * 5000], "there is no cluster"),
+    (["plan", "allreduce", "--algorithm", "ring", "--pieces", "1000000"], "take fewer ranks or pieces"),
+    (["plan", "allreduce", "--algorithm", "stragglar", "--late", "3", "--pieces", "100000"], "take fewer pieces"),
+    (["plan", "allreduce", "--algorithm", "late_ranks", "--pieces", "1000"], "takes too long"),
+    (["plan", "alltoall", "--ranks", "1025", "--algorithm", "pairwise"], "at most 1024 ranks"),
     (["plan", "allreduce", "--late", "3,3"], "names rank 3 twice"),
     (["plan", "allreduce", "--size", "64furlongs"], "is not a size; write it like 64MB"),
     (["plan", "allreduce", "--ranks", "0"], "ranks"),

@@ -77,6 +77,7 @@ HOSTILE = {
     "tiny rate": '[[hosts]]\nup = "1e-300bit"',
     "late forever": '[[hosts]]\n[late]\n0 = "1e300s"',
     "wire factor huge": "wire_factor = 1" + "0" * 400 + "\n[[hosts]]\n",
+    "dotted key": "a" + ".a" * 40000 + " = 1",
     "escapes": '"\\u001b[31m" = 3',
     "wire factor nan": "wire_factor = nan\n[[hosts]]\n",
     "wire factor small": "wire_factor = 0.5\n[[hosts]]\n",

@@ -112,6 +112,7 @@ HOSTILE = {
     "claims 4 GiB": b"\xc6\xff\xff\xff\xff",
     "claims 4 billion pairs": b"\xdf\xff\xff\xff\xff",
     "more chunks than moves": _repacked(num_chunks=1 << 19),
+    "negative step": _repacked(step=b"\xff" * 4 * len(COLUMN["step"])),
     "odd bytes": _repacked(step=b"\0\0\0"),
     "reduce of two": _repacked(reduce=b"\2" * len(COLUMN["reduce"])),
     "long key": to_json(RING).replace(b'"format"', b'"' + b"k" * 10**6 + b'":1,"format"'),

@@ -113,6 +113,12 @@ def test_a_schedule_out_of_range_names_its_transfer(why: str, change: dict[str, 
         Schedule(Collective(Kind.ALL_REDUCE, 3), 2, Transfers(**columns))
 
 
+def test_columns_hold_whole_numbers() -> None:
+    for wrong in ([0.5], [2**40], ["a"], [[1], [2, 3]]):
+        with pytest.raises(ScheduleError, match="whole numbers"):
+            Transfers(step=0, source=wrong, destination=1, chunk=0)
+
+
 def test_other_malformed_schedules() -> None:
     three = Collective(Kind.ALL_REDUCE, 3)
     with pytest.raises(ScheduleError, match="names a destination twice"):

@@ -46,6 +46,12 @@ def test_chains_follow_slow_uplinks() -> None:
     assert slow_up.parameters["chains"] >= 4
     assert slow_up.cost.ratio < 1.3
     assert plan(gather, LAN8, 64e6, "multicast").parameters["chains"] == 1
+    for n in (3, 6, 7):
+        odd = plan(Collective(Kind.ALL_GATHER, n), Cluster.preset("uplink8").resized(n), 64e6, "multicast")
+        others = [
+            cost(find("multicast")(odd.schedule.collective, chains=c), odd.cluster, 64e6) for c in range(1, n + 1)
+        ]
+        assert odd.cost.exposed_s <= 1.05 * min(other.exposed_s for other in others)
 
 
 def test_compare_is_sorted_and_knows_what_makes_sense() -> None:
