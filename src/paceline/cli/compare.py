@@ -50,7 +50,7 @@ def compare(
     out.print()
     out.print(tables.cost_table(plans, against="ring"))
     if plot is not None:
-        with Progress(console=out, transient=True) as progress:
+        with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
             panels = _panels(question, where, size_bytes, progress)
         title = f"{question.kind} on {where.name}, {tables.late_words(where)}".removesuffix(", ")
         draw_curves(panels, title, plot)

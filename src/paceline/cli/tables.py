@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective
 from paceline.ir.schedule import Schedule
@@ -32,7 +33,13 @@ def console() -> Console:
 
 def priced(question: Collective, where: Cluster, size_bytes: float) -> list[Plan]:
     """All algorithms that make sense, the fastest first, behind a progress bar."""
-    with Progress(console=console(), transient=True) as progress:
+    out = console()
+    left_out = planning.too_large(question)
+    if left_out:
+        out.print(f"not priced, as their schedules would be too large: {', '.join(left_out)}")
+    if not planning.worth_comparing(question, where):
+        raise UsageError(f"there is no algorithm for {question}: take fewer ranks")
+    with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
         task = progress.add_task("pricing", total=len(planning.worth_comparing(question, where)))
         return planning.compare(question, where, size_bytes, seen=lambda _: progress.advance(task))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.algorithms import Algorithm, build, find, prove, serving
+from paceline.algorithms import ALGORITHMS, Algorithm, build, find, prove, serving
 from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective
@@ -91,6 +91,12 @@ def worth_comparing(collective: Collective, cluster: Cluster) -> list[Algorithm]
         "chains": cluster.multicast,
     }
     return [entry for entry in serving(collective) if all(sensible.get(name, True) for name in entry.parameters)]
+
+
+def too_large(collective: Collective) -> list[str]:
+    """Algorithms for this kind of collective whose schedule for so many ranks would be too large."""
+    wanted = [entry for entry in ALGORITHMS.values() if collective.kind in entry.kinds]
+    return [e.name for e in wanted if e.min_ranks <= collective.num_ranks and not e.serves(collective)]
 
 
 def late_enough_s(collective: Collective, cluster: Cluster, size_bytes: float) -> float:

@@ -75,6 +75,13 @@ def test_full_output_gets_a_sentence() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_what_is_too_large_is_named() -> None:
+    done = paceline("plan", "allreduce", "--ranks", "4096")
+    assert done.stdout.startswith("not priced, as their schedules would be too large: bruck, direct, ")
+    none = paceline("plan", "alltoall", "--ranks", "2000")
+    assert (none.returncode, "take fewer ranks" in none.stderr) == (2, True)
+
+
 def test_plan_for_one_rank() -> None:
     done = paceline("plan", "allreduce", "--ranks", "1", "--algorithm", "ring")
     assert (done.returncode, "proven" in done.stdout) == (0, True)
