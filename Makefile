@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sy
 CPP := $(shell find csrc -name '*.cc' -o -name '*.h' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test thorough lint format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ demo: install  ## the main job: a tour of schedules, with a picture in out/
 
 test: install  ## the tests users and CI run
 	$(BIN)/python -m pytest
+
+thorough: install  ## the same tests with twenty times the examples (about 20 minutes)
+	EFFORT=20 $(BIN)/python -m pytest -o timeout=1800
 
 lint: install  ## ruff, mypy --strict, and for C++ clang-format and clang-tidy
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ from math import ceil, log2
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.algorithms import ALGORITHMS, algorithm, build, find, prove, registry, serving
@@ -14,19 +14,19 @@ from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.transfers import Transfers
 from paceline.ir.verify import verify
-from strategies import requests
+from strategies import examples, requests
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "late_ranks"])
 @given(data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_any_number_of_ranks_proves(name: str, data: st.DataObject) -> None:
     entry, collective, parameters = data.draw(requests(most_ranks=130, names=(name,)))
     verify(entry(collective, **parameters))
 
 
 @given(request=requests(most_ranks=130, names=("late_ranks",)))
-@settings(max_examples=15)
+@examples(15)
 def test_any_number_of_late_ranks_proves(request: tuple) -> None:
     """Fewer examples: the greedy construction takes seconds for a hundred ranks."""
     entry, collective, parameters = request

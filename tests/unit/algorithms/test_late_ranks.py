@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.algorithms import find
@@ -12,6 +12,7 @@ from paceline.algorithms.late_ranks import finish, round_bound
 from paceline.algorithms.stragglar import num_rounds
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.verify import verify
+from strategies import examples
 
 
 def _together(n: int, m: int, num_chunks: int) -> np.ndarray:
@@ -43,7 +44,7 @@ def test_finish_is_as_short_as_recorded(n: int, m: int) -> None:
 
 
 @given(data=st.data(), n=st.integers(2, 14), pieces=st.integers(1, 3))
-@settings(max_examples=60)
+@examples(60)
 def test_any_pattern_proves_with_least_traffic_and_one_port(data: st.DataObject, n: int, pieces: int) -> None:
     arrivals = data.draw(st.lists(st.integers(0, 3 * n * pieces), min_size=n, max_size=n))
     schedule = find("late_ranks")(Collective(Kind.ALL_REDUCE, n), arrivals=tuple(arrivals), pieces=pieces)

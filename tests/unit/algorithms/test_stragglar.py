@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.algorithms import prove
@@ -12,6 +12,7 @@ from paceline.algorithms.stragglar import exchange, num_rounds, owners
 from paceline.ir.cluster import Cluster, Host
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.cost import cost
+from strategies import examples
 
 # Rounds after the arrival, by n, for pieces = 1, 2, 4, 8.
 ROUNDS = {
@@ -28,7 +29,7 @@ def test_rounds_equal_the_lower_bound(n: int) -> None:
 
 
 @given(n=st.integers(3, 130), pieces=st.integers(1, 6), data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_proven_and_optimal_for_any_n(n: int, pieces: int, data: st.DataObject) -> None:
     late = data.draw(st.integers(0, n - 1))
     proof = prove("stragglar", Collective(Kind.ALL_REDUCE, n), late=late, pieces=pieces)

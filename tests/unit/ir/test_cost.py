@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.algorithms import ALGORITHMS, prove
@@ -15,7 +15,7 @@ from paceline.ir.cost import cost
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer
 from pricer import price
-from strategies import requests
+from strategies import examples, requests
 
 LATENCY, RATE, SIZE = 1e-3, 1e6, 4e6
 
@@ -148,7 +148,7 @@ def _clusters(draw: st.DrawFn, num_ranks: int) -> Cluster:
 
 
 @given(request=requests(most_ranks=9), data=st.data(), size=st.sampled_from([0.0, 1.0, 4.0]))
-@settings(max_examples=500)
+@examples(500)
 def test_the_price_is_the_slow_pricers_and_not_below_the_bound(
     request: tuple, data: st.DataObject, size: float
 ) -> None:
@@ -162,7 +162,7 @@ def test_the_price_is_the_slow_pricers_and_not_below_the_bound(
 
 
 @given(data=st.data(), n=st.integers(2, 5), chunks=st.integers(1, 3))
-@settings(max_examples=300)
+@examples(300)
 def test_the_price_of_random_tables_is_the_slow_pricers(data: st.DataObject, n: int, chunks: int) -> None:
     """Tables that prove nothing, but read, overwrite and share ports in every way."""
     rows = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.algorithms import find
@@ -20,7 +20,7 @@ from paceline.ir import files
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.files import from_bytes, load, save, to_json, to_msgpack
 from paceline.ir.verify import verify
-from strategies import requests
+from strategies import examples, requests
 
 RING = find("ring")(Collective(Kind.ALL_REDUCE, 4))
 
@@ -140,7 +140,7 @@ def test_malformed_files_are_refused_quickly_in_one_sentence(tmp_path: Path, cas
 
 
 @given(data=st.data(), form=st.sampled_from([to_json, to_msgpack]))
-@settings(max_examples=400)
+@examples(400)
 def test_random_damage_gives_a_clean_error_or_a_well_formed_schedule(data: st.DataObject, form: Any) -> None:
     content = bytearray(form(RING))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from executor import WrongError, execute
@@ -19,7 +19,7 @@ from paceline.ir.collective import ROOTED, Collective, Kind
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer, Transfers
 from paceline.ir.verify import verify
-from strategies import mutants, requests, row
+from strategies import examples, mutants, requests, row
 
 
 def _executes(schedule: Schedule, seeds: range) -> bool:
@@ -48,7 +48,7 @@ def _proves(schedule: Schedule) -> bool:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @given(data=st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_every_schedule_proves_and_executes(name: str, data: st.DataObject) -> None:
     entry, collective, parameters = data.draw(requests(most_ranks=9, names=(name,)))
     schedule = entry(collective, **parameters)
@@ -58,7 +58,7 @@ def test_every_schedule_proves_and_executes(name: str, data: st.DataObject) -> N
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @given(data=st.data())
-@settings(max_examples=120)
+@examples(120)
 def test_proof_and_executor_agree_on_mutants(name: str, data: st.DataObject) -> None:
     entry, collective, parameters = data.draw(requests(most_ranks=7, names=(name,)))
     parameters.update({"pieces": min(2, parameters["pieces"])} if "pieces" in parameters else {})
@@ -85,7 +85,7 @@ def _tables(draw: st.DrawFn) -> Schedule:
 
 
 @given(schedule=_tables(), block=st.sampled_from([1, 10**9]), piece=st.sampled_from([8, 10**9]))
-@settings(max_examples=600)
+@examples(600)
 def test_proof_and_executor_agree_on_random_tables(schedule: Schedule, block: int, piece: int) -> None:
     with patch.object(verify_module, "_BLOCK_BYTES", block), patch.object(verify_module, "_SLICE_BYTES", piece):
         proves = _proves(schedule)
