@@ -34,8 +34,8 @@ def halving_doubling(collective: Collective) -> Draft:
 
     Any n. Steps: log2 n for either half when n = 2^q; else floor(log2 n), and one step before and one after (of a
     reduce-scatter, of an all-gather, or of both together). Bytes a rank: (n - 1)/n of the buffer for either half when
-    n = 2^q; else a folded pair moves up to a buffer and a quarter more each way (bruck has no such cost). Lateness: as
-    for the ring, the whole work remains.
+    n = 2^q; else the ranks of a folded pair move up to a buffer more each way in an all-reduce, up to one and a half in
+    either half alone (bruck has no such cost). Lateness: as for the ring, the whole work remains.
 
     Source: Rabenseifner, "Optimization of collective reduction operations", 2004; Thakur, Rabenseifner and Gropp, 2005.
     """

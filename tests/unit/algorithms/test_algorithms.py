@@ -81,6 +81,15 @@ def test_bandwidth_optimal_ones_move_no_byte_too_many(name: str, kind: Kind) -> 
         assert most == pytest.approx(halves * (n - 1) / n)
 
 
+def test_folding_costs_what_halving_doubling_says() -> None:
+    for kind, halves, extra in ((Kind.ALL_REDUCE, 2, 1.0), (Kind.REDUCE_SCATTER, 1, 1.5), (Kind.ALL_GATHER, 1, 1.5)):
+        for n in range(2, 131):
+            proof = prove("halving_doubling", Collective(kind, n))
+            most = max(proof.chunks_sent.max(), proof.chunks_received.max()) / proof.schedule.num_chunks
+            folded = n & (n - 1) != 0
+            assert most <= halves * (n - 1) / n + (extra if folded else 0) + 1e-9
+
+
 def test_chain_steps_and_bytes() -> None:
     proof = prove("chain", Collective(Kind.BROADCAST, 9, root=4), pieces=20)
     assert proof.schedule.num_steps == 9 - 2 + 20

@@ -66,6 +66,15 @@ def test_exposed_time_matches_the_formula(n: int) -> None:
     assert cost(schedule, cluster, size).exposed_s == pytest.approx(expected)
 
 
+def test_break_even_with_ring_at_eight_ranks() -> None:
+    """0.18 buffer times with four pieces, as docs/algorithms.md says."""
+    collective = Collective(Kind.ALL_REDUCE, 8)
+    ring, late = prove("ring", collective).schedule, prove("stragglar", collective, late=0, pieces=4).schedule
+    for delay, late_wins in ((0.0, False), (0.16, False), (0.20, True), (1.0, True)):
+        cluster = Cluster.uniform(8, Host(1.0, 1.0, 0.0)).with_late({0: delay})
+        assert (cost(late, cluster, 1.0).exposed_s < cost(ring, cluster, 1.0).exposed_s) == late_wins
+
+
 def test_partial_delay_shortens_the_rest_one_to_one() -> None:
     """The late rank comes during the reduce-scatter: x = 1 + max(0, (n-2)/(n-1) - d) + (ceil(log2 n) - 1)/K."""
     n, pieces = 8, 4
