@@ -60,17 +60,17 @@ def result(schedule: Schedule, rank: int, chunk: int) -> ProofError:
     twice = [] if schedule.collective.idempotent else contributors[counts[contributors] > 1].tolist()
     if twice:
         whose, fault = twice, _follow(schedule.num_ranks, moves, rank, twice[0])
-        rule, move, what = "counted-twice", fault.doubled, f"holding the part of {_ranks(whose)} more than once"
-        verb = "adds it again"
+        what = f"holding the part of {_ranks(whose)} more than once"
+        rule, guilty, verb = "counted-twice", fault.doubled, "adds it again"
     else:
         whose = contributors[counts[contributors] == 0].tolist()
         fault = _follow(schedule.num_ranks, moves, rank, whose[0])
         what = f"lacking the part of {_ranks(whose)}"
         if fault.destroyed is not None:
-            rule, move, verb = "overwritten", fault.destroyed, "destroys it"
+            rule, guilty, verb = "overwritten", fault.destroyed, "destroys it"
         else:
-            rule, move, verb = "missing", fault.last_into, "is the last to reach it and does not bring it"
-    index, source, target = (int(column[move]) for column in (moves.transfer, moves.source, moves.destination))
+            rule, guilty, verb = "missing", fault.last_into, "is the last to reach it and does not bring it"
+    index, source, target = (int(column[guilty]) for column in (moves.transfer, moves.source, moves.destination))
     return ProofError(
         f"{_title(schedule)}: rank {rank} ends with chunk {chunk} {what}; "
         f"{_name(schedule.transfers, index)} {verb} [{rule}]",
@@ -90,7 +90,7 @@ def _times_counted(num_ranks: int, moves: Moves, rank: int) -> npt.NDArray[np.in
     weight[rank] = 1
     read: dict[int, int] = {}  # what the current step reads counts for the state before it
     current_step = -1
-    for move in range(len(moves) - 1, -1, -1):
+    for move in reversed(range(len(moves))):
         if moves.step[move] != current_step:
             current_step = int(moves.step[move])
             for source, times in read.items():
@@ -130,8 +130,10 @@ def _follow(num_ranks: int, moves: Moves, rank: int, contribution: int) -> _Faul
         sent, sent_doubled_by = before.get(source, (count[source], doubled_by[source]))
         before.setdefault(target, (count[target], doubled_by[target]))
         if moves.reduce[move]:
-            both = count[target] > 0 and sent > 0
-            doubled_by[target] = doubled_by[target] or sent_doubled_by or (move if both else None)
+            if doubled_by[target] is None:
+                doubled_by[target] = sent_doubled_by
+            if doubled_by[target] is None and count[target] > 0 and sent > 0:
+                doubled_by[target] = move
             count[target] = min(2, count[target] + sent)
         else:
             if count[target] > 0 and sent == 0:

@@ -24,8 +24,8 @@ from paceline.ir.schedule import Schedule
 class Cost:
     """Times in seconds, counted from the arrival of the first rank.
 
-    ``start_s`` and ``end_s`` are per transfer (its last destination); ``exposed_s`` is what remains after the
-    last rank's arrival, ``bound_s`` the least that could remain on this cluster whatever the schedule.
+    ``start_s`` and ``end_s`` are per transfer (first start and last end of its destinations); ``exposed_s`` is what
+    remains after the last rank's arrival, ``bound_s`` the least that could remain here whatever the schedule.
     """
 
     total_s: float
@@ -140,10 +140,8 @@ def _play(schedule: Schedule, cluster: Cluster, duration: FloatArray) -> tuple[F
     move_borders = first_move[borders].tolist()
     borders = borders.tolist()
     for step in range(table.num_steps):
-        rows, places_of = (
-            slice(borders[step], borders[step + 1]),
-            slice(move_borders[step], move_borders[step + 1]),
-        )
+        rows = slice(borders[step], borders[step + 1])
+        places_of = slice(move_borders[step], move_borders[step + 1])
         src, dst, reading, writing = source[rows], target[rows], read[places_of], write[places_of]
         ready = np.maximum(written[reading], np.maximum(written[writing], read_until[writing]))
         if length is not None:

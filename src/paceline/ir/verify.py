@@ -10,8 +10,8 @@ rule                broken when
 sent-too-early      the source of a transfer holds nothing of the chunk yet
 nothing-to-add-to   a reduce arrives where there is nothing of the chunk
 never-received      a rank that needs a chunk and has not all of it is sent none
-missing             a rank ends without some contribution to a chunk it needs, never having been sent it
-overwritten         the same, because a copy destroyed a contribution that was still needed
+missing             a rank ends without some contribution to a chunk it needs, which it never had
+overwritten         the same, because a copy destroyed it: there, or everywhere
 counted-twice       a rank ends with a contribution counted more than once
 ==================  =====================================================================================
 
