@@ -111,6 +111,7 @@ def test_other_unreadable_files(tmp_path: Path) -> None:
         Cluster.load(tmp_path / "latin.toml")
 
 
+@pytest.mark.timeout(10)
 def test_many_hosts_are_read_in_no_time() -> None:
     assert Cluster.from_mapping({"hosts": [{}] * 32768}).num_ranks == 32768
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -122,21 +121,19 @@ HOSTILE = {
 }
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_malformed_files_are_refused_quickly_in_one_sentence(tmp_path: Path, case: str) -> None:
     path = tmp_path / "schedule.json"
     path.write_bytes(HOSTILE[case])
     tracemalloc.start()
-    began = time.perf_counter()
     with pytest.raises(PacelineError) as caught:
         verify(load(path))
-    seconds = time.perf_counter() - began
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
     assert peak < 64 << 20
-    assert seconds < 20  # not a measurement: a guard against a hang
 
 
 @given(data=st.data(), form=st.sampled_from([to_json, to_msgpack]))
