@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -131,7 +131,7 @@ def find(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
-def serving(collective: Collective) -> Iterable[Algorithm]:
+def serving(collective: Collective) -> list[Algorithm]:
     """All algorithms with a schedule for this collective."""
     return [entry for entry in ALGORITHMS.values() if entry.serves(collective)]
 
@@ -183,10 +183,11 @@ class _Cache(Generic[_T]):
                 self._entries.move_to_end(key)
                 return self._entries[key][0]
         made = make()
+        num_bytes = size(made)
         with self._lock:
             if key not in self._entries:
-                self._entries[key] = made, size(made)
-                self._bytes += size(made)
+                self._entries[key] = made, num_bytes
+                self._bytes += num_bytes
             while self._bytes > self._most_bytes:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self._bytes -= freed

@@ -237,7 +237,7 @@ def stragglar(collective: Collective, *, late: int = 0, pieces: int = 1) -> Draf
     ranks = collective.num_ranks
     if not 0 <= late < ranks:
         raise UsageError(f"rank {late} cannot be late: the ranks are 0 to {ranks - 1}")
-    if pieces * ranks > _MOST_CHUNKS:
+    if pieces * (ranks - 1) > _MOST_CHUNKS:
         raise UnsupportedError(f"stragglar cuts the buffer into at most {_MOST_CHUNKS} chunks: take fewer pieces")
     parts = [reduce_scatter_to(owners(ranks, pieces), ranks - 1), exchange(ranks, pieces)]
     label = [rank for rank in range(ranks) if rank != late] + [late]

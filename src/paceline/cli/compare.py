@@ -12,6 +12,7 @@ from rich.progress import Progress
 from paceline.cli import arguments, tables
 from paceline.draw.canvas import check_picture_path
 from paceline.draw.curves import Curves, draw_curves
+from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective
 from paceline.policy import planning
@@ -44,7 +45,7 @@ def compare(
     if plot is not None:
         check_picture_path(plot)
     out = tables.console()
-    plans = tables.priced(question, where, size_bytes)
+    plans = priced(question, where, size_bytes)
     out.print(f"[bold]{question}[/], {size}")
     out.print(tables.cluster_line(where))
     out.print()
@@ -55,6 +56,19 @@ def compare(
         title = f"{question.kind} on {where.name}, {tables.late_words(where)}".removesuffix(", ")
         draw_curves(panels, title, plot)
         out.print(f"drew {escape(str(plot))}")
+
+
+def priced(question: Collective, where: Cluster, size_bytes: float) -> list[planning.Plan]:
+    """All algorithms that make sense, the fastest first, behind a progress bar."""
+    out = tables.console()
+    left_out = planning.too_large(question)
+    if left_out:
+        out.print(f"not priced, as their schedules would be too large: {', '.join(left_out)}")
+    if not planning.worth_comparing(question, where):
+        raise UsageError(f"there is no algorithm for {question}: take fewer ranks")
+    with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
+        task = progress.add_task("pricing", total=len(planning.worth_comparing(question, where)))
+        return planning.compare(question, where, size_bytes, seen=lambda _: progress.advance(task))
 
 
 def _panels(question: Collective, where: Cluster, size_bytes: int, progress: Progress) -> list[Curves]:

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from paceline.algorithms import find
 from paceline.cli import arguments, tables
+from paceline.cli.compare import priced
 from paceline.draw.canvas import check_picture_path
 from paceline.errors import UsageError
 from paceline.ir import files
@@ -88,4 +89,4 @@ def plan(
 def _best(question: Collective, where: Cluster, size_bytes: int, given: dict[str, int]) -> planning.Plan:
     if given:
         raise UsageError(f"--{next(iter(given))} belongs to one algorithm: name it with --algorithm")
-    return tables.priced(question, where, size_bytes)[0]
+    return priced(question, where, size_bytes)[0]

@@ -8,16 +8,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
-from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
-from paceline.ir.collective import Collective
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer
 from paceline.ir.verify import Proof
-from paceline.policy import planning
 from paceline.policy.planning import Plan
 from paceline.units import format_duration, format_rate, format_size
 
@@ -29,19 +25,6 @@ def console() -> Console:
     """Standard output, highlighting nothing by itself; wide enough for tables, which a narrow terminal then folds."""
     out = Console(highlight=False)
     return Console(highlight=False, width=max(out.width, 120) if out.is_terminal else 120)
-
-
-def priced(question: Collective, where: Cluster, size_bytes: float) -> list[Plan]:
-    """All algorithms that make sense, the fastest first, behind a progress bar."""
-    out = console()
-    left_out = planning.too_large(question)
-    if left_out:
-        out.print(f"not priced, as their schedules would be too large: {', '.join(left_out)}")
-    if not planning.worth_comparing(question, where):
-        raise UsageError(f"there is no algorithm for {question}: take fewer ranks")
-    with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
-        task = progress.add_task("pricing", total=len(planning.worth_comparing(question, where)))
-        return planning.compare(question, where, size_bytes, seen=lambda _: progress.advance(task))
 
 
 def schedule_table(schedule: Schedule, *, all_steps: bool) -> Table:

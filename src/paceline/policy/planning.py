@@ -82,7 +82,6 @@ def compare(
 
 def worth_comparing(collective: Collective, cluster: Cluster) -> list[Algorithm]:
     """Algorithms that serve the collective and make sense here."""
-
     late = cluster.last_arrival_s > 0
     sensible = {
         "late": late,
@@ -101,11 +100,7 @@ def too_large(collective: Collective) -> list[str]:
 
 def late_enough_s(collective: Collective, cluster: Cluster, size_bytes: float) -> float:
     """A lateness after which everything that can be done without the late rank is done."""
-    slowest = min(min(host.up_bytes_per_s, host.down_bytes_per_s) for host in cluster.hosts)
-    latency = max(host.latency_s for host in cluster.hosts)
-    if len(cluster.hosts) == 1:
-        slowest, latency = cluster.hosts[0].local_bytes_per_s, cluster.hosts[0].local_latency_s
-    return 1.5 * (size_bytes * cluster.wire_factor / slowest + 4 * collective.num_ranks * latency)
+    return 1.5 * (_message_s(cluster, size_bytes) + 4 * collective.num_ranks * _message_s(cluster, 0))
 
 
 def _tuned(
@@ -154,20 +149,17 @@ def _from_cluster(
     if "hosts" in entry.parameters:
         told["hosts"] = cluster.host_of
     if "arrivals" in entry.parameters:
-        round_s = _round_s(cluster, size_bytes / (known["pieces"] * collective.num_ranks))
+        round_s = _message_s(cluster, size_bytes / (known["pieces"] * collective.num_ranks))
         told["arrivals"] = tuple(_rounds(late, round_s) for late in cluster.late_s)
     return told
 
 
-def _round_s(cluster: Cluster, chunk_bytes: float) -> float:
-    """Time of one message of one chunk over the slowest port."""
-    inside = len(cluster.hosts) == 1
-    return max(
-        (host.local_latency_s + chunk_bytes / host.local_bytes_per_s)
-        if inside
-        else (host.latency_s + chunk_bytes * cluster.wire_factor / min(host.up_bytes_per_s, host.down_bytes_per_s))
-        for host in cluster.hosts
-    )
+def _message_s(cluster: Cluster, num_bytes: float) -> float:
+    """Time of one message over the slowest port."""
+    if len(cluster.hosts) == 1:
+        return cluster.hosts[0].local_latency_s + num_bytes / cluster.hosts[0].local_bytes_per_s
+    wire_bytes = num_bytes * cluster.wire_factor
+    return max(host.latency_s + wire_bytes / min(host.up_bytes_per_s, host.down_bytes_per_s) for host in cluster.hosts)
 
 
 def _rounds(seconds: float, round_s: float) -> int:
