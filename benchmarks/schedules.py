@@ -100,7 +100,9 @@ def verdict(case: Case, result: Result) -> str:
     told = []
     if case.goal_s is not None:
         told.append(f"<= {case.goal_s:g} s: {'yes' if result.slowest_s <= case.goal_s else 'NO'}")
-        told.append(f"price < build + prove: {'yes' if result.price_s < result.build_s + result.prove_s else 'NO'}")
+        both = result.build_s + result.prove_s
+        told.append(f"price < build + prove: {'yes' if result.price_s < both else 'NO'}")
+        told.append(f"price / build alone: {result.price_s / result.build_s:.1f}")
     if case.goal_mb is not None:
         told.append(f"<= {case.goal_mb:g} MB: {'yes' if result.peak_mb <= case.goal_mb else 'NO'}")
     return ", ".join(told)
