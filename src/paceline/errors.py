@@ -4,6 +4,8 @@ PacelineError
  ├─ UsageError            an argument makes no sense; the message says what to pass instead
  │   └─ UnsupportedError  the algorithm does not serve this collective or number of ranks
  ├─ FileFormatError       a schedule or cluster file is malformed, hostile or of another version
+ ├─ LabError              the lab cannot be set up, or cannot run a command; the message says what it needs
+ ├─ ContenderError        a contender of a benchmark cannot be had, died or hangs
  └─ ScheduleError         a schedule breaks a rule of the schedule language
      └─ ProofError        a well-formed schedule does not do what its collective promises
 """
@@ -25,6 +27,14 @@ class UnsupportedError(UsageError):
 
 class FileFormatError(PacelineError, ValueError):
     """A schedule or cluster file is malformed, hostile or of another version."""
+
+
+class LabError(PacelineError):
+    """The lab cannot be set up, or cannot run a command; the message says what it needs."""
+
+
+class ContenderError(PacelineError, RuntimeError):
+    """A contender of a benchmark cannot be had, died, hangs or answers nonsense; the message names it and its rank."""
 
 
 class ScheduleError(PacelineError, ValueError):
