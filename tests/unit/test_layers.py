@@ -17,7 +17,8 @@ ALLOWED = {
     "algorithms": {"ir"},
     "policy": {"algorithms", "ir"},
     "draw": {"policy", "algorithms", "ir"},
-    "cli": {"draw", "policy", "algorithms", "ir"},
+    "bench": {"lab", "draw", "algorithms", "ir"},
+    "cli": {"bench", "draw", "policy", "algorithms", "ir"},
 }
 
 

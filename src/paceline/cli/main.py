@@ -10,7 +10,7 @@ import sys
 import typer
 
 from paceline import __version__
-from paceline.cli import compare, demo, plan, verify
+from paceline.cli import bench, compare, demo, plan, verify
 from paceline.errors import PacelineError, ProofError
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app.command()(plan.plan)
 app.command()(verify.verify)
 app.command()(compare.compare)
 app.command()(demo.demo)
+app.command()(bench.bench)
 
 
 def run() -> None:

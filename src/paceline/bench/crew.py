@@ -1,0 +1,263 @@
+"""The processes of the contenders: started, kept waiting, given orders, and ended whatever happens.
+
+One Unix socket a contender, in a folder that only we can enter; each rank connects to it. A rank that dies is seen
+by the end of its connection, one that hangs by its silence. A rank sees in the same way that we are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import msgspec
+
+from paceline.bench.contenders import RANK_PROGRAM, Contender, free_port
+from paceline.bench.rank_process.messages import Answer, Failed, Hello, Order, Ready, Stop
+from paceline.errors import ContenderError
+
+if TYPE_CHECKING:
+    from paceline.lab import Lab
+
+GRACE_S = 5.0
+"""How long a rank may take to leave when told to."""
+
+_ANSWERS = msgspec.json.Decoder(Answer)
+_LONGEST_ADDRESS = 100
+_AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
+
+
+@dataclass(eq=False)
+class Line:
+    """The connection to one rank."""
+
+    socket: socket.socket
+    rank: int = -1
+    received: bytes = b""
+
+    def __str__(self) -> str:
+        """``rank 3``."""
+        return f"rank {self.rank}" if self.rank >= 0 else "a rank"
+
+    def send(self, order: Order) -> None:
+        """Give an order; that the rank is gone is noticed when it does not answer."""
+        with contextlib.suppress(OSError):
+            self.socket.sendall(msgspec.json.encode(order) + b"\n")
+
+    def hang_up(self) -> None:
+        """Say that no order will follow: the rank ends, whatever it is doing."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def end(self) -> None:
+        """Hang up, and kill a rank that keeps its side open all the same: it is stopped or stuck."""
+        self.hang_up()
+        self.socket.settimeout(0.5)
+        try:
+            while self.socket.recv(1 << 20):
+                pass
+        except TimeoutError:
+            credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            os.kill(int.from_bytes(credentials[:4], sys.byteorder), signal.SIGKILL)
+        except OSError:
+            pass
+        self.socket.close()
+
+    def read(self) -> Answer | None:
+        """The answer, once it is complete; EOFError if the rank is gone."""
+        try:
+            data = self.socket.recv(1 << 20)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise EOFError
+        self.received += data
+        if not self.received.endswith(b"\n"):
+            return None
+        text, self.received = self.received, b""
+        answer: Answer = _ANSWERS.decode(text)
+        return answer
+
+
+@dataclass(eq=False)
+class Crew:
+    """All ranks of one contender."""
+
+    contender: Contender
+    num_ranks: int
+    log: Path
+    timeout_s: float
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, order: Order, answer: type[_AnswerT], doing: str) -> list[_AnswerT]:
+        """Give all ranks the order and return their answers in rank order."""
+        for line in self.lines:
+            line.send(order)
+        return self._answers(answer, doing)
+
+    def accept(self, listener: socket.socket) -> None:
+        """Wait for the ranks to connect, and put them in rank order."""
+        listener.settimeout(0.2)
+        deadline = time.monotonic() + self.timeout_s
+        while len(self.lines) < self.num_ranks:
+            try:
+                self.lines.append(Line(listener.accept()[0]))
+            except TimeoutError:
+                ended = [process for process in self.processes if process.poll() is not None]
+                if ended:
+                    rank = "a rank" if self.contender.is_mpi else f"rank {self.processes.index(ended[0])}"
+                    self._fail(f"{rank} ended while starting{self._how_it_ended(ended[0])}")
+                if time.monotonic() > deadline:
+                    self._fail(f"{self.num_ranks - len(self.lines)} ranks did not start in {self.timeout_s:g} s")
+        for line, hello in zip(self.lines, self._answers(Hello, "starting"), strict=True):
+            line.rank = hello.rank
+        self.lines.sort(key=lambda line: line.rank)
+
+    def join(self, port: int, lab: Lab | None) -> None:
+        """Have the ranks form their group."""
+        for line in self.lines:
+            line.send(self.contender.setup(line.rank, self.num_ranks, port, lab))
+        readies = self._answers(Ready, "joining its group")
+        if [(ready.rank, ready.num_ranks) for ready in readies] != [(r, self.num_ranks) for r in range(self.num_ranks)]:
+            self._fail(f"its ranks say they are {[ready.rank for ready in readies]} of {self.num_ranks}")
+        self.versions = readies[0].versions
+
+    def _answers(self, answer: type[_AnswerT], doing: str) -> list[_AnswerT]:
+        answers: dict[Line, _AnswerT] = {}
+        failed: dict[Line, str] = {}
+        deadline = time.monotonic() + self.timeout_s
+        with selectors.DefaultSelector() as selector:
+            for line in self.lines:
+                selector.register(line.socket, selectors.EVENT_READ, line)
+            while len(answers) + len(failed) < self.num_ranks:
+                events = selector.select(max(deadline - time.monotonic(), 0))
+                if not events:
+                    break
+                for key, _ in events:
+                    line = key.data
+                    try:
+                        message = line.read()
+                    except EOFError:
+                        self._fail(f"{line} died while {doing}{self._how_rank_ended(line)}")
+                    if isinstance(message, answer):
+                        answers[line] = message
+                    elif isinstance(message, Failed):
+                        # Its reason is often that another rank died: leave that one a moment to be found dead.
+                        failed[line] = message.reason
+                        deadline = min(deadline, time.monotonic() + 1.0)
+        for line, reason in failed.items():
+            self._fail(f"{line} failed while {doing}: {reason}")
+        silent = [line.rank for line in self.lines if line not in answers]
+        if silent:
+            ranks = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, silent))
+            self._fail(f"no answer from {ranks} for {self.timeout_s:g} s while {doing}; --timeout waits longer")
+        return [answers[line] for line in self.lines]
+
+    def _how_rank_ended(self, line: Line) -> str:
+        return self._how_it_ended(self.processes[line.rank]) if not self.contender.is_mpi else self._last_words()
+
+    def _how_it_ended(self, process: subprocess.Popen[bytes]) -> str:
+        try:
+            code = process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return self._last_words()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f" ({how}){self._last_words()}"
+
+    def _last_words(self) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
+        return f"; its last words: {lines[-1][:300]}" if lines else ""
+
+    def _fail(self, what: str) -> NoReturn:
+        raise ContenderError(f"{self.contender.name}: {what}")
+
+    def end(self, *, orderly: bool) -> None:
+        """End all processes: by order if the run went well, else by hanging up; what then remains is killed."""
+        for line in self.lines:
+            if orderly:
+                line.send(Stop())
+            else:
+                line.hang_up()
+        deadline = time.monotonic() + (GRACE_S if orderly else 1.0)
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.01))
+        for line in self.lines:
+            line.end()
+        for process in self.processes:
+            try:
+                process.wait(1.0)  # a launcher needs a moment to notice that its ranks are gone
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@contextlib.contextmanager
+def crews(
+    contenders: Sequence[Contender],
+    num_ranks: int,
+    *,
+    program: Path = RANK_PROGRAM,
+    lab: Lab | None = None,
+    timeout_s: float = 120.0,
+) -> Iterator[list[Crew]]:
+    """All contenders started and joined; on leaving, by whatever way, nothing of them is left."""
+    started: list[Crew] = []
+    orderly = False
+    with _terminable(), tempfile.TemporaryDirectory(prefix="paceline-bench-", dir=_short_folder()) as folder:
+        try:
+            for index, contender in enumerate(contenders):
+                crew = Crew(contender, num_ranks, Path(folder) / f"{index}.log", timeout_s)
+                started.append(crew)
+                address = Path(folder) / f"{index}.socket"
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                    listener.bind(str(address))
+                    listener.listen(num_ranks)
+                    for process in contender.start(num_ranks, program, address, crew.log, lab):
+                        crew.processes.append(process)
+                    crew.accept(listener)
+                crew.join(free_port(index, lab), lab)
+            yield started
+            orderly = True
+        finally:
+            for crew in started:
+                crew.end(orderly=orderly)
+
+
+def _short_folder() -> str:
+    """The temporary folder, unless addresses of sockets would get too long in it."""
+    return tempfile.gettempdir() if len(tempfile.gettempdir()) < _LONGEST_ADDRESS - 40 else "/tmp"
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, as Ctrl-C does, so that the processes are ended."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        del frame
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

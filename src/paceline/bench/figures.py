@@ -1,0 +1,105 @@
+"""From times to the figures people compare: bandwidths as nccl-tests defines them, limits, medians and spreads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+
+import msgspec
+import numpy as np
+
+from paceline.errors import UsageError
+from paceline.ir.bound import exposed_bound
+from paceline.ir.cluster import Cluster
+from paceline.ir.collective import Collective, Kind
+
+
+class Operation(str, Enum):
+    """What can be measured, by the names of the command line."""
+
+    ALL_REDUCE = "allreduce"
+    ALL_GATHER = "allgather"
+    REDUCE_SCATTER = "reducescatter"
+    BROADCAST = "broadcast"
+    ALL_TO_ALL = "alltoall"
+    BARRIER = "barrier"
+    SEND_RECV = "sendrecv"
+
+    def __str__(self) -> str:
+        """The plain name, in every Python version."""
+        return self.value
+
+    @classmethod
+    def parse(cls, text: str) -> Operation:
+        """Accept ``allreduce``, ``all-reduce`` and ``all_reduce`` alike."""
+        try:
+            return cls(text.lower().replace("-", "").replace("_", ""))
+        except ValueError:
+            raise UsageError(f"{text!r} cannot be measured; there are {', '.join(map(str, cls))}") from None
+
+    @property
+    def redop(self) -> str:
+        """What is done to the data."""
+        return "sum" if self in (Operation.ALL_REDUCE, Operation.REDUCE_SCATTER) else "none"
+
+
+SHARED = frozenset({Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL})
+"""Where each rank has an equal share of the buffer, and nccl-tests counts the elements of one share."""
+
+
+def bus_factor(operation: Operation, num_ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, as nccl-tests has it."""
+    if operation is Operation.ALL_REDUCE:
+        return 2 * (num_ranks - 1) / num_ranks
+    return (num_ranks - 1) / num_ranks if operation in SHARED else 1.0
+
+
+def limit_s(operation: Operation, cluster: Cluster, size_bytes: int) -> float | None:
+    """Seconds that the bytes need to cross the busiest port, headers included; None for a barrier, which has none."""
+    if operation is Operation.BARRIER:
+        return None
+    if operation is Operation.SEND_RECV:
+        return float(size_bytes / np.minimum(cluster.arrays.up, cluster.arrays.down).min())
+    # Start-ups of a cluster are assumed, its rates are set: the limit is of bytes alone.
+    hosts = tuple(replace(host, latency_s=0.0, local_latency_s=0.0) for host in cluster.hosts)
+    collective = Collective(Kind(operation.value), cluster.num_ranks)
+    return exposed_bound(collective, replace(cluster, hosts=hosts, late_s=()), size_bytes, multicast=cluster.multicast)
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """All timed iterations of one contender at one size.
+
+    ``loop_mean_s`` is nccl-tests' figure, a loop's time over its iterations; the others are over iterations, each as
+    long as on its slowest rank.
+    """
+
+    median_s: float
+    lower_quartile_s: float
+    upper_quartile_s: float
+    min_s: float
+    max_s: float
+    loop_mean_s: float
+    count: int
+
+    @classmethod
+    def of(cls, samples_s: Sequence[float], loop_s: float) -> Summary:
+        """Summarise samples whose loops took ``loop_s`` together."""
+        lower, median, upper = np.percentile(samples_s, [25, 50, 75]).tolist()
+        count = len(samples_s)
+        return cls(median, lower, upper, float(min(samples_s)), float(max(samples_s)), loop_s / count, count)
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """A contender's time over the subject's: of the medians, and the least and the most of the rounds'."""
+
+    of_medians: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, contender: Sequence[Sequence[float]], subject: Sequence[Sequence[float]]) -> Ratio:
+        """Compare samples by round: what ran side by side is compared side by side."""
+        rounds = [float(np.median(a) / np.median(b)) for a, b in zip(contender, subject, strict=True)]
+        overall = float(np.median(np.concatenate(contender)) / np.median(np.concatenate(subject)))
+        return cls(overall, min(rounds), max(rounds))

@@ -1,0 +1,194 @@
+"""One interleaved run: for each size, blocks of the contenders take turns, A B C A B C, for some rounds.
+
+So whatever else the machine does falls on all of them alike. A block is a barrier and then iterations back to back,
+as in nccl-tests; an iteration lasts as long as on its slowest rank. How many iterations a block has follows from a
+time budget that is the same for all contenders, and from how fast the contender was so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.bench.contenders import Contender
+from paceline.bench.crew import Crew, crews
+from paceline.bench.figures import SHARED, Operation, Ratio, Summary, bus_factor, limit_s
+from paceline.bench.rank_process.messages import Block, Prepare, Prepared, Timed
+from paceline.bench.results import Machine, Results, Row
+from paceline.bench.sizes import ITEM_BYTES, elements
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.lab import Lab
+
+_MOST_ITERATIONS = 5000
+_FEWEST_ITERATIONS = 5
+_WARM_UP_S = 0.1
+_MOST_WARM_UPS = 20
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure a contender at a size: seconds, or exactly so many iterations; spread over the rounds."""
+
+    seconds: float = 2.0
+    iterations: int | None = None
+    rounds: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse what measures nothing."""
+        if not (0 < self.seconds <= 3600 and 1 <= self.rounds <= 1000):
+            raise UsageError("--seconds is more than 0 and at most 3600, and --rounds 1 to 1000")
+        if self.iterations is not None and not self.rounds <= self.iterations <= 1_000_000:
+            raise UsageError(f"--iterations is at least --rounds ({self.rounds}), so that each round has one")
+
+    def block(self, spent: Samples, iteration_s: float) -> int:
+        """Iterations of the next block, from what was spent so far and what an iteration takes."""
+        rounds_left = self.rounds - len(spent.rounds)
+        if self.iterations is not None:
+            return -(-(self.iterations - spent.count) // rounds_left)
+        affordable = (self.seconds - spent.loop_s) / rounds_left / max(iteration_s, 1e-7)
+        fewest, most = -(-_FEWEST_ITERATIONS // self.rounds), -(-_MOST_ITERATIONS // self.rounds)
+        return int(min(max(affordable, fewest), most))
+
+
+@dataclass
+class Samples:
+    """Seconds of each timed iteration of one contender at one size, by round."""
+
+    rounds: list[list[float]] = field(default_factory=list)
+    loop_s: float = 0.0
+    wrong: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many iterations were timed."""
+        return sum(map(len, self.rounds))
+
+    def summary(self) -> Summary:
+        """Median and spread of all."""
+        return Summary.of([sample for part in self.rounds for sample in part], self.loop_s)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to measure."""
+
+    operation: Operation
+    sizes: Sequence[int]
+    num_ranks: int
+    subject: Contender
+    peers: Sequence[Contender] = ()
+    dtype: str = "float32"
+    effort: Effort = field(default_factory=Effort)
+    timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        """Refuse contenders that cannot be told apart, and sizes without elements."""
+        names = [contender.name for contender in (self.subject, *self.peers)]
+        if len(set(names)) < len(names):
+            raise UsageError(f"each contender is measured once, but they are {', '.join(names)}")
+        if not 2 <= self.num_ranks <= 64:
+            raise UsageError(f"a collective is measured with 2 to 64 ranks on one machine, not {self.num_ranks}")
+        mpi = next((contender.name for contender in (self.subject, *self.peers) if contender.is_mpi), None)
+        if mpi and self.dtype in ("float16", "bfloat16"):
+            raise UsageError(f"{mpi} has no {self.dtype}: take another --dtype or leave {mpi} out")
+        for size in self.sizes:
+            elements(self.operation, size, self.dtype, self.num_ranks)
+
+
+def measure(question: Question, lab: Lab | None, seen: Callable[[str, float], None]) -> Results:
+    """Measure everything the question asks; ``seen`` hears what is being done and the share of work done."""
+    contenders = [question.subject, *question.peers]
+    machine = Machine.here()
+    sizes = [0] if question.operation is Operation.BARRIER else list(question.sizes)
+    seen(f"starting {question.num_ranks} ranks of {', '.join(one.name for one in contenders)}", 0.0)
+    rows: list[Row] = []
+    with crews(contenders, question.num_ranks, lab=lab, timeout_s=question.timeout_s) as started:
+        for index, size in enumerate(sizes):
+            count = elements(question.operation, size, question.dtype, question.num_ranks)
+            prepare = Prepare(question.operation.value, count, question.dtype)
+
+            def heard(what: str, share: float, before: int = index) -> None:
+                seen(what, (before + share) / len(sizes))
+
+            samples = interleave(started, prepare, question.effort, heard)
+            rows += _rows(question, lab, count, samples)
+        versions = {crew.contender.name: crew.versions for crew in started}
+    return Results(
+        operation=question.operation.value,
+        redop=question.operation.redop,
+        dtype=question.dtype,
+        num_ranks=question.num_ranks,
+        place=lab.cluster.name if lab else "one host",
+        subject=question.subject.name,
+        versions=versions,
+        environment={contender.name: contender.environment for contender in contenders},
+        rounds=question.effort.rounds,
+        machine=machine,
+        rows=rows,
+    )
+
+
+def interleave(
+    started: Sequence[Crew], prepare: Prepare, effort: Effort, seen: Callable[[str, float], None]
+) -> list[Samples]:
+    """Samples of each contender for one prepared operation, taken in turns."""
+    doing = f"{prepare.operation} of {prepare.count} {prepare.dtype}" if prepare.count else prepare.operation
+    found = [Samples() for _ in started]
+    iteration_s = []
+    for crew, samples in zip(started, found, strict=True):
+        seen(f"{doing}: {crew.contender.name} warms up", 0.0)
+        samples.wrong = sum(one.wrong for one in crew.ask(prepare, Prepared, doing))
+        # Twice, as the first time the speed is unknown.
+        once = _loop_s(crew.ask(Block(0, 1), Timed, doing))
+        several = min(max(int(_WARM_UP_S / once), 1), _MOST_WARM_UPS)
+        iteration_s.append(_loop_s(crew.ask(Block(0, several), Timed, doing)) / several)
+    for turn in range(effort.rounds):
+        for index, (crew, samples) in enumerate(zip(started, found, strict=True)):
+            seen(f"{doing}: {crew.contender.name}", (turn + index / len(started)) / effort.rounds)
+            # What the others left in the caches is not this one's fault.
+            warmup = min(int(_WARM_UP_S / iteration_s[index]), _MOST_WARM_UPS)
+            block = Block(warmup, effort.block(samples, iteration_s[index]))
+            timed = crew.ask(block, Timed, doing)
+            samples.rounds.append([max(ranks) * 1e-9 for ranks in zip(*(t.durations_ns for t in timed), strict=True)])
+            samples.loop_s += _loop_s(timed)
+            iteration_s[index] = samples.loop_s / samples.count
+    seen(doing, 1.0)
+    return found
+
+
+def _loop_s(timed: Sequence[Timed]) -> float:
+    return max(one.loop_ns for one in timed) * 1e-9
+
+
+def check_lab(question: Question) -> None:
+    """Refuse contenders that cannot be started on the hosts of a lab."""
+    for contender in (question.subject, *question.peers):
+        if contender.is_mpi:
+            raise UsageError(f"{contender.name} is measured on one host only: leave out --lab, or {contender.name}")
+
+
+def _rows(question: Question, lab: Lab | None, count: int, found: Sequence[Samples]) -> list[Row]:
+    operation, num_ranks = question.operation, question.num_ranks
+    size = count * ITEM_BYTES[question.dtype]
+    limit = limit_s(operation, lab.cluster, size) if lab else None
+    rows = []
+    for contender, samples in zip([question.subject, *question.peers], found, strict=True):
+        time = samples.summary()
+        rows.append(
+            Row(
+                contender=contender.name,
+                size_bytes=size,
+                count=count // num_ranks if operation in SHARED else count,
+                time=time,
+                algbw_bytes_per_s=size / time.median_s,
+                busbw_bytes_per_s=size / time.median_s * bus_factor(operation, num_ranks),
+                wrong=samples.wrong,
+                limit_s=limit,
+                share_of_limit=limit / time.median_s if limit else None,
+                over_subject=None if samples is found[0] else Ratio.of(samples.rounds, found[0].rounds),
+            )
+        )
+    return rows

@@ -1,0 +1,129 @@
+"""The life of one rank: wait for orders without using the processor, do them, answer.
+
+A thread of its own reads the orders. So the process notices at once that the controller is gone, also in the middle
+of a collective that will never end, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from .messages import Answer, Block, Failed, Hello, Order, Prepare, Prepared, Ready, Setup, Stop, Timed
+
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_RUNS_AHEAD = ("broadcast",)
+"""Here a rank can be done long before the others: a barrier between iterations, not timed, keeps them together."""
+
+
+class Workload(Protocol):
+    """One rank of a contender, seen by the loop."""
+
+    ready: Ready
+
+    def prepare(self, order: Prepare) -> int:
+        """Make buffers, run once on real data, and return how many elements are wrong."""
+
+    def run(self) -> object:
+        """One iteration, finished when it returns."""
+
+    def barrier(self) -> object:
+        """Wait for all ranks."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+def join(setup: Setup) -> Workload:
+    """The rank of a collective benchmark."""
+    if setup.backend == "mpi":
+        from .mpi_rank import MpiRank
+
+        return MpiRank(setup)
+    from .torch_rank import TorchRank
+
+    return TorchRank(setup)
+
+
+def main(arguments: list[str], join: Callable[[Setup], Workload] = join) -> None:
+    """Serve the controller that listens at ``arguments[0]``; ``arguments[1]`` is the rank, or -1."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.connect(arguments[0])
+    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(line, orders), daemon=True).start()
+
+    def answer(message: Answer) -> None:
+        with contextlib.suppress(OSError):  # the controller is gone: the reading thread ends this process
+            line.sendall(msgspec.json.encode(message) + b"\n")
+
+    rank = int(arguments[1])
+    answer(Hello(rank if rank >= 0 else _launched_rank()))
+    try:
+        _serve(orders, answer, join)
+    except Exception as error:
+        words = " ".join(str(error).split())
+        answer(Failed(f"{type(error).__name__}: {words}"[:600]))
+        while not isinstance(orders.get(), Stop):  # who is heard of no more has died, and that would say more
+            pass
+        os._exit(1)
+
+
+def _serve(
+    orders: queue.SimpleQueue[Order], answer: Callable[[Answer], None], join: Callable[[Setup], Workload]
+) -> None:
+    workload: Workload | None = None
+    settle = False
+    while not isinstance(order := orders.get(), Stop):
+        if isinstance(order, Setup):
+            os.environ.update(order.environment)
+            workload = join(order)
+            answer(workload.ready)
+        elif workload is None:
+            raise RuntimeError("orders must begin with a setup")
+        elif isinstance(order, Prepare):
+            settle = order.operation in _RUNS_AHEAD
+            answer(Prepared(workload.prepare(order)))
+        else:
+            answer(_timed(workload, order, settle))
+    if workload is not None:
+        workload.close()
+
+
+def _timed(workload: Workload, block: Block, settle: bool) -> Timed:
+    run, barrier, clock = workload.run, workload.barrier, time.perf_counter_ns
+    durations: list[int] = []
+    gc.disable()
+    for _ in range(block.warmup):
+        run()
+    barrier()
+    begin = clock()
+    for _ in range(block.iterations):
+        if settle:
+            barrier()
+        start = clock()
+        run()
+        durations.append(clock() - start)
+    loop = sum(durations) if settle else clock() - begin
+    gc.enable()
+    return Timed(durations, loop)
+
+
+def _read(line: socket.socket, orders: queue.SimpleQueue[Order]) -> None:
+    decoder = msgspec.json.Decoder(Order)
+    with contextlib.suppress(OSError), line.makefile("rb") as lines:
+        for text in lines:
+            orders.put(decoder.decode(text))
+    os._exit(1)
+
+
+def _launched_rank() -> int:
+    return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), -1)

@@ -1,0 +1,67 @@
+"""A rank of a torch.distributed backend, called the way training scripts call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from . import pattern
+from .messages import Prepare, Ready, Setup
+
+
+class TorchRank:
+    """Buffers and calls of one rank; the group comes from torchrun's variables."""
+
+    def __init__(self, setup: Setup) -> None:
+        dist.init_process_group(setup.backend)
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        self.ready = Ready(self.rank, self.num_ranks, {"torch": str(torch.__version__)})
+        self.run: Callable[[], object] = dist.barrier
+        self.barrier: Callable[[], object] = dist.barrier
+
+    def prepare(self, order: Prepare) -> int:
+        """Make the buffers, and check one run on real data."""
+        if order.operation == "barrier":
+            self.run = dist.barrier
+            return 0
+        dtype = getattr(torch, order.dtype)
+        question = (order.operation, self.rank, self.num_ranks, order.count)
+        given = torch.from_numpy(pattern.given(*question)).to(dtype)
+        expected = torch.from_numpy(pattern.expected(*question)).to(dtype)
+        in_place = order.operation in ("allreduce", "broadcast")
+        result = given if in_place else torch.full_like(expected, pattern.POISON)
+        self.run = self._call(order.operation, given, result)
+        self.run()
+        wrong = int((result != expected).sum())
+        given.zero_()  # sums of zeros stay zeros, however many iterations follow
+        return wrong
+
+    def _call(self, operation: str, given: torch.Tensor, result: torch.Tensor) -> Callable[[], object]:
+        if operation == "allreduce":
+            return lambda: dist.all_reduce(result)
+        if operation == "broadcast":
+            return lambda: dist.broadcast(result, 0)
+        if operation == "allgather":
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            return lambda: gather(result, given)
+        if operation == "reducescatter":
+            scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+            return lambda: scatter(result, given)
+        if operation == "alltoall":
+            return lambda: dist.all_to_all_single(result, given)
+        after, before = (self.rank + 1) % self.num_ranks, (self.rank - 1) % self.num_ranks
+
+        def shift() -> None:
+            receiving = dist.irecv(result, before)
+            sending = dist.isend(given, after)
+            for work in (receiving, sending):
+                if work is not None:
+                    work.wait()
+
+        return shift
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group()

@@ -1,0 +1,96 @@
+"""What a run found out, in the form it is saved in."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from paceline.bench.figures import Ratio, Summary
+from paceline.errors import UsageError
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One contender at one size; a barrier has no bytes and no bandwidth, one host has no limit.
+
+    ``share_of_limit`` is the limit over the median; ``over_subject`` compares its time with the subject's.
+    """
+
+    contender: str
+    size_bytes: int
+    count: int
+    time: Summary
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+    wrong: int
+    limit_s: float | None
+    share_of_limit: float | None
+    over_subject: Ratio | None
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where, when and by which command it was measured."""
+
+    command: str
+    date: str
+    cores: int
+    processor: str
+    kernel: str
+    python: str
+    load_average: float
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine, now."""
+        return cls(
+            command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            cores=len(os.sched_getaffinity(0)),
+            processor=_processor(),
+            kernel=platform.release(),
+            python=platform.python_version(),
+            load_average=round(os.getloadavg()[0], 2),
+        )
+
+
+class Results(msgspec.Struct, frozen=True):
+    """A whole run: the question, who took part, and a row for each size and contender."""
+
+    operation: str
+    redop: str
+    dtype: str
+    num_ranks: int
+    place: str
+    subject: str
+    versions: dict[str, dict[str, str]]
+    environment: dict[str, dict[str, str]]
+    rounds: int
+    machine: Machine
+    rows: list[Row]
+
+    def of(self, contender: str, size_bytes: int | None = None) -> Row:
+        """The row of a contender, at a size as it was measured, or its last."""
+        rows = [row for row in self.rows if row.contender == contender and size_bytes in (None, row.size_bytes)]
+        if not rows:
+            raise UsageError(f"{contender} was not measured at {size_bytes} bytes")
+        return rows[-1]
+
+    def save(self, path: Path) -> None:
+        """Write everything as JSON."""
+        try:
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

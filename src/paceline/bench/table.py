@@ -1,0 +1,72 @@
+"""The table of a run: nccl-tests' columns, then the shares and ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from paceline.bench.results import Results, Row
+from paceline.units import format_duration
+
+
+def results_table(results: Results) -> Table:
+    """One line for each size and contender, the subject first."""
+    limited = any(row.limit_s for row in results.rows)
+    compared = any(row.over_subject for row in results.rows)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    for name in ("size", "count"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("type", "redop", "contender"):
+        table.add_column(name, no_wrap=True)
+    for name in ("time", "25%", "75%", "n", "algbw", "busbw", "#wrong"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if limited:
+        table.add_column("of limit", justify="right", no_wrap=True)
+    if compared:
+        table.add_column(f"/ {results.subject} (rounds)", justify="right", no_wrap=True)
+    for row in results.rows:
+        first = row.contender == results.subject
+        cells = [str(row.size_bytes), str(row.count), results.dtype, results.redop] if first else [""] * 4
+        cells += [row.contender, *_times(row), *_bandwidths(row), str(row.wrong)]
+        if limited:
+            cells.append(f"{row.share_of_limit:.3f}" if row.share_of_limit else "-")
+        if compared:
+            cells.append(ratio_words(row))
+        table.add_row(*cells, style="bold" if first and compared else "")
+    return table
+
+
+def _times(row: Row) -> list[str]:
+    time = row.time
+    return [*map(format_duration, (time.median_s, time.lower_quartile_s, time.upper_quartile_s)), str(time.count)]
+
+
+def _bandwidths(row: Row) -> list[str]:
+    if not row.size_bytes:
+        return ["-", "-"]
+    return [f"{rate / 1e9:.2f}" for rate in (row.algbw_bytes_per_s, row.busbw_bytes_per_s)]
+
+
+def ratio_words(row: Row) -> str:
+    """``2.31x (2.2-2.44)``: the contender's time over the subject's, and the span of the rounds."""
+    ratio = row.over_subject
+    return f"{ratio.of_medians:.3g}x ({ratio.least:.3g}-{ratio.most:.3g})" if ratio else ""
+
+
+def caption(results: Results) -> Iterable[str]:
+    """What a reader needs to judge the figures: where, with what, when, by which command."""
+    machine = results.machine
+    yield f"{results.operation}, {results.num_ranks} ranks on {results.place}"
+    yield (
+        f"{machine.cores} cores ({machine.processor}), Linux {machine.kernel}, Python {machine.python}; "
+        f"load average {machine.load_average:.2f} before"
+    )
+    for contender, versions in results.versions.items():
+        variables = "".join(f", {name}={value}" for name, value in results.environment[contender].items())
+        yield f"{contender}: {', '.join(f'{name} {version}' for name, version in versions.items())}{variables}"
+    yield f"{machine.date}: {machine.command}"
+    yield (
+        f"time: median of n iterations, each as long as on its slowest rank; {results.rounds} interleaved rounds; "
+        "algbw and busbw in GB/s"
+    )
