@@ -17,8 +17,9 @@ ALLOWED = {
     "algorithms": {"ir"},
     "policy": {"algorithms", "ir"},
     "draw": {"policy", "algorithms", "ir"},
+    "lab": {"ir"},
     "bench": {"lab", "draw", "algorithms", "ir"},
-    "cli": {"bench", "draw", "policy", "algorithms", "ir"},
+    "cli": {"bench", "lab", "draw", "policy", "algorithms", "ir"},
 }
 
 

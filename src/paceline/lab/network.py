@@ -1,0 +1,120 @@
+"""The namespaces and links of one lab: made, changed and unmade."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import LabError
+from paceline.ir.cluster import Cluster
+from paceline.lab import keeper, links
+from paceline.lab.available import tool
+from paceline.lab.namespaces import Popen, popen_inside
+
+_PATIENCE_S = 10.0  # for what takes the kernel milliseconds
+
+
+class Network:
+    """A switch and a host for each rank of a cluster, from the moment this is made until :meth:`close`."""
+
+    def __init__(self, cluster: Cluster, loss: float) -> None:
+        addresses = ",".join(links.address(rank) for rank in range(cluster.num_ranks))
+        self._pidfds: list[int] = []  # the keeper's, who is the switch, and each host's
+        self._keeper: Popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(os.getpid()), addresses],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            self.pids = self._read_pids()
+            self._pidfds = [os.pidfd_open(pid) for pid in (self._keeper.pid, *self.pids)]
+            self._make_links(cluster, loss)
+        except BaseException:
+            self.close()
+            raise
+
+    def popen(self, rank: int, args: Sequence[str], started: Callable[[Popen], None], **options: Any) -> Popen:
+        """Start a process inside a host."""
+        return popen_inside(self._pidfds[1 + rank], keeper.HOST_NAMESPACES, args, started=started, **options)
+
+    def set_up_rate(self, rank: int, bytes_per_s: float) -> None:
+        """Shape what leaves a host."""
+        self._finish(self._command(1 + rank, "tc", links.shaping_line(links.INTERFACE, bytes_per_s)))
+
+    def set_down_rate(self, rank: int, bytes_per_s: float) -> None:
+        """Shape what leaves the switch for a host."""
+        self._finish(self._command(0, "tc", links.shaping_line(links.port(rank), bytes_per_s)))
+
+    def set_link(self, rank: int, state: str) -> None:
+        """Take the link of a host "down" or "up"."""
+        self._finish(self._command(0, "ip", f"link set {links.port(rank)} {state}\n"))
+
+    def close(self) -> None:
+        """End what still runs in the hosts, and the hosts. Processes we started must have been waited for."""
+        for pipe in (self._keeper.stdin, self._keeper.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._keeper.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
+        while self._pidfds:
+            os.close(self._pidfds.pop())
+
+    def _read_pids(self) -> list[int]:
+        report = self._keeper.stdout.readline().strip() if self._keeper.stdout else ""
+        if not report or report.startswith("error"):
+            reason = report.removeprefix("error ") or f"its keeper ended with {self._keeper.wait(_PATIENCE_S)}"
+            raise LabError(
+                f"the kernel does not let the lab make hosts ({reason}); run it as root outside of a container, "
+                "or in one started with --privileged"
+            )
+        return [int(pid) for pid in report.split()]
+
+    def _make_links(self, cluster: Cluster, loss: float) -> None:
+        self._finish(self._command(0, "ip", links.switch_lines(self.pids)))
+        down = [links.shaping_line(links.port(rank), host.down_bytes_per_s) for rank, host in enumerate(cluster.hosts)]
+        up = [links.shaping_line(links.INTERFACE, host.up_bytes_per_s) for host in cluster.hosts]
+        tc = {0: "".join(down), **{1 + rank: line + links.loss_lines(loss) for rank, line in enumerate(up)}}
+        ip = {1 + rank: links.host_lines(rank, lossy=loss > 0) for rank in range(len(up))}
+        for name, texts in (("ip", ip), ("tc", tc)):
+            commands = [self._command(place, name, text) for place, text in texts.items()]
+            for command in commands:
+                self._finish(command)
+
+    def _command(self, place: int, name: str, text: str) -> Popen:
+        """Start ``ip`` or ``tc``, fed with these lines, in the network of the switch (0) or of a host (1 + rank)."""
+        process = popen_inside(
+            self._pidfds[place],
+            keeper.CLONE_NEWNET,
+            [tool(name), "-batch", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(text)
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    @staticmethod
+    def _finish(process: Popen) -> None:
+        try:
+            _, problem = process.communicate(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            problem = "it took too long"
+        if process.returncode != 0:
+            raise LabError(
+                f"the lab cannot set its links: {problem.strip()}; does this kernel have veth, bridge and tbf?"
+            )
