@@ -39,6 +39,7 @@ EXPECTED_WARNINGS = (
     r"`torch\.distributed\.reduce_scatter_tensor` is deprecated",
     r"`torch\.distributed\.all_(reduce|gather)_coalesced` will be deprecated",
     r"`torch\.distributed\._(all_gather|reduce_scatter)_base` is a private function",
+    r"`torch\.jit\.(script|interface)` is deprecated",
     r"You are using a Backend .* as a ProcessGroup",
 )
 GRACE_S = 5.0  # what the other ranks get to say their part after one has failed
@@ -47,7 +48,14 @@ _PR_SET_PDEATHSIG = 1
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
-    ["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint", "pytest"]
+    [
+        "pytest",
+        "torch._dynamo",  # the first step of any optimizer imports it
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.optim",
+        "torch.distributed.tensor.parallel",
+    ]
 )
 
 
