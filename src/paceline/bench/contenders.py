@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from paceline.bench import peers
 from paceline.bench.rank_process.messages import Setup
@@ -44,21 +44,19 @@ class Contender:
         return Setup(self.name, num_ranks, {**place, "MASTER_PORT": str(port), **self.environment})
 
     def start(
-        self, num_ranks: int, program: Path, address: Path, log: Path, lab: Lab | None
+        self, num_ranks: int, program: Path, address: Path, log: IO[bytes], lab: Lab | None
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Start all ranks, which then connect to the address: a process a rank, or an MPI's launcher."""
-        # In sessions of their own, so that Ctrl-C reaches the controller alone and it can end them in order.
         environment = {**os.environ, **peers.MPI_VARIABLES, "OMP_NUM_THREADS": "1"}
-        how: dict[str, Any] = {"env": environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
-        with log.open("wb") as output:
-            how |= {"stdout": output, "stderr": output}
-            if self.is_mpi:
-                command = peers.launch_command(self.name, num_ranks)
-                yield subprocess.Popen([*command, str(program), str(address), "-1"], **how)
-                return
-            for rank in range(num_ranks):
-                command = [sys.executable, str(program), str(address), str(rank)]
-                yield lab.hosts[rank].popen(command, **how) if lab else subprocess.Popen(command, **how)
+        how: dict[str, Any] = {"env": environment, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        how["start_new_session"] = True  # Ctrl-C reaches the controller alone, and it can end them in order
+        if self.is_mpi:
+            command = peers.launch_command(self.name, num_ranks)
+            yield subprocess.Popen([*command, str(program), str(address), "-1"], **how)
+            return
+        for rank in range(num_ranks):
+            command = [sys.executable, str(program), str(address), str(rank)]
+            yield lab.hosts[rank].popen(command, **how) if lab else subprocess.Popen(command, **how)
 
 
 def free_port(index: int, lab: Lab | None) -> int:

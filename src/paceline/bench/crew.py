@@ -1,6 +1,6 @@
 """The processes of the contenders: started, kept waiting, given orders, and ended whatever happens.
 
-One Unix socket a contender, in a folder that only we can enter; each rank connects to it. A rank that dies is seen
+Each rank of a contender connects to one Unix socket. A rank that dies is seen
 by the end of its connection, one that hangs by its silence. A rank sees in the same way that we are gone.
 """
 
@@ -20,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
 from paceline.bench.contenders import RANK_PROGRAM, Contender, free_port
-from paceline.bench.rank_process.messages import Answer, Failed, Hello, Order, Ready, Stop
+from paceline.bench.rank_process.messages import Answer, Failed, Hello, Order, Ping, Pong, Ready, Stop
 from paceline.errors import ContenderError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ GRACE_S = 5.0
 """How long a rank may take to leave when told to."""
 
 _ANSWERS = msgspec.json.Decoder(Answer)
-_LONGEST_ADDRESS = 100
+_LONGEST_FOLDER = 70  # an address has at most 107 bytes
 _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 
 
@@ -97,17 +97,17 @@ class Crew:
 
     contender: Contender
     num_ranks: int
-    log: Path
     timeout_s: float
+    log: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
-    def ask(self, order: Order, answer: type[_AnswerT], doing: str) -> list[_AnswerT]:
-        """Give all ranks the order and return their answers in rank order."""
+    def ask(self, order: Order, answer: type[_AnswerT], doing: str, *, expected_s: float = 0.0) -> list[_AnswerT]:
+        """Give all ranks the order and return their answers in rank order; they hang if much later than expected."""
         for line in self.lines:
             line.send(order)
-        return self._answers(answer, doing)
+        return self._answers(answer, doing, self.timeout_s + 3 * expected_s)
 
     def accept(self, listener: socket.socket) -> None:
         """Wait for the ranks to connect, and put them in rank order."""
@@ -123,7 +123,7 @@ class Crew:
                     self._fail(f"{rank} ended while starting{self._how_it_ended(ended[0])}")
                 if time.monotonic() > deadline:
                     self._fail(f"{self.num_ranks - len(self.lines)} ranks did not start in {self.timeout_s:g} s")
-        for line, hello in zip(self.lines, self._answers(Hello, "starting"), strict=True):
+        for line, hello in zip(self.lines, self._answers(Hello, "starting", self.timeout_s), strict=True):
             line.rank = hello.rank
         self.lines.sort(key=lambda line: line.rank)
 
@@ -131,15 +131,15 @@ class Crew:
         """Have the ranks form their group."""
         for line in self.lines:
             line.send(self.contender.setup(line.rank, self.num_ranks, port, lab))
-        readies = self._answers(Ready, "joining its group")
+        readies = self._answers(Ready, "joining its group", self.timeout_s)
         if [(ready.rank, ready.num_ranks) for ready in readies] != [(r, self.num_ranks) for r in range(self.num_ranks)]:
             self._fail(f"its ranks say they are {[ready.rank for ready in readies]} of {self.num_ranks}")
         self.versions = readies[0].versions
 
-    def _answers(self, answer: type[_AnswerT], doing: str) -> list[_AnswerT]:
+    def _answers(self, answer: type[_AnswerT], doing: str, patience_s: float) -> list[_AnswerT]:
         answers: dict[Line, _AnswerT] = {}
         failed: dict[Line, str] = {}
-        deadline = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + patience_s
         with selectors.DefaultSelector() as selector:
             for line in self.lines:
                 selector.register(line.socket, selectors.EVENT_READ, line)
@@ -161,11 +161,24 @@ class Crew:
                         deadline = min(deadline, time.monotonic() + 1.0)
         for line, reason in failed.items():
             self._fail(f"{line} failed while {doing}: {reason}")
-        silent = [line.rank for line in self.lines if line not in answers]
-        if silent:
-            ranks = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, silent))
-            self._fail(f"no answer from {ranks} for {self.timeout_s:g} s while {doing}; --timeout waits longer")
+        if len(answers) < self.num_ranks:
+            self._fail(f"no answer for {patience_s:.0f} s while {doing}: {self._who_hangs()}; --timeout waits longer")
         return [answers[line] for line in self.lines]
+
+    def _who_hangs(self) -> str:
+        """A rank that is stopped says nothing at all; of those that wait for another, it is the one behind."""
+        iterations: dict[Line, int] = {}
+        for line in self.lines:
+            line.send(Ping())
+            line.socket.settimeout(1.0)
+            with contextlib.suppress(OSError, EOFError):
+                message = line.read()
+                iterations[line] = message.iterations if isinstance(message, Pong) else sys.maxsize
+        dumb = [str(line) for line in self.lines if line not in iterations]
+        if dumb:
+            return f"{', '.join(dumb)} is stopped or stuck"
+        behind = [str(line) for line in self.lines if iterations[line] == min(iterations.values())]
+        return f"{', '.join(behind)} hangs in iteration {min(iterations.values())}"
 
     def _how_rank_ended(self, line: Line) -> str:
         return self._how_it_ended(self.processes[line.rank]) if not self.contender.is_mpi else self._last_words()
@@ -179,7 +192,8 @@ class Crew:
         return f" ({how}){self._last_words()}"
 
     def _last_words(self) -> str:
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        start = max(os.fstat(self.log.fileno()).st_size - 4096, 0)
+        text = os.pread(self.log.fileno(), 4096, start).decode(errors="replace")  # without moving where ranks write
         lines = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))]
         return f"; its last words: {lines[-1][:300]}" if lines else ""
 
@@ -206,6 +220,7 @@ class Crew:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        self.log.close()
 
 
 @contextlib.contextmanager
@@ -220,15 +235,12 @@ def crews(
     """All contenders started and joined; on leaving, by whatever way, nothing of them is left."""
     started: list[Crew] = []
     orderly = False
-    with _terminable(), tempfile.TemporaryDirectory(prefix="paceline-bench-", dir=_short_folder()) as folder:
+    with _terminable():
         try:
             for index, contender in enumerate(contenders):
-                crew = Crew(contender, num_ranks, Path(folder) / f"{index}.log", timeout_s)
+                crew = Crew(contender, num_ranks, timeout_s)
                 started.append(crew)
-                address = Path(folder) / f"{index}.socket"
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                    listener.bind(str(address))
-                    listener.listen(num_ranks)
+                with _listener(num_ranks) as (listener, address):
                     for process in contender.start(num_ranks, program, address, crew.log, lab):
                         crew.processes.append(process)
                     crew.accept(listener)
@@ -240,9 +252,20 @@ def crews(
                 crew.end(orderly=orderly)
 
 
-def _short_folder() -> str:
-    """The temporary folder, unless addresses of sockets would get too long in it."""
-    return tempfile.gettempdir() if len(tempfile.gettempdir()) < _LONGEST_ADDRESS - 40 else "/tmp"
+@contextlib.contextmanager
+def _listener(num_ranks: int) -> Iterator[tuple[socket.socket, Path]]:
+    """A socket to connect to, and its address, in a folder that only we can enter and that is gone afterwards."""
+    usual = tempfile.gettempdir()
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="paceline-", dir=usual if len(usual) <= _LONGEST_FOLDER else "/tmp"
+        ) as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+    ):
+        address = Path(folder) / "socket"
+        listener.bind(str(address))
+        listener.listen(num_ranks)
+        yield listener, address
 
 
 @contextlib.contextmanager

@@ -151,7 +151,8 @@ def interleave(
             # What the others left in the caches is not this one's fault.
             warmup = min(int(_WARM_UP_S / iteration_s[index]), _MOST_WARM_UPS)
             block = Block(warmup, effort.block(samples, iteration_s[index]))
-            timed = crew.ask(block, Timed, doing)
+            expected_s = block.iterations * iteration_s[index]
+            timed = crew.ask(block, Timed, doing, expected_s=expected_s)
             samples.rounds.append([max(ranks) * 1e-9 for ranks in zip(*(t.durations_ns for t in timed), strict=True)])
             samples.loop_s += _loop_s(timed)
             iteration_s[index] = samples.loop_s / samples.count

@@ -45,7 +45,7 @@ def _times(row: Row) -> list[str]:
 def _bandwidths(row: Row) -> list[str]:
     if not row.size_bytes:
         return ["-", "-"]
-    return [f"{rate / 1e9:.2f}" for rate in (row.algbw_bytes_per_s, row.busbw_bytes_per_s)]
+    return [f"{rate / 1e9:.3g}" for rate in (row.algbw_bytes_per_s, row.busbw_bytes_per_s)]
 
 
 def ratio_words(row: Row) -> str:

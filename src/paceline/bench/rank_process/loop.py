@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from .messages import Answer, Block, Failed, Hello, Order, Prepare, Prepared, Ready, Setup, Stop, Timed
+from .messages import Answer, Block, Failed, Hello, Order, Ping, Pong, Prepare, Prepared, Ready, Setup, Stop, Timed
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _RUNS_AHEAD = ("broadcast",)
@@ -58,71 +58,79 @@ def main(arguments: list[str], join: Callable[[Setup], Workload] = join) -> None
     """Serve the controller that listens at ``arguments[0]``; ``arguments[1]`` is the rank, or -1."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.connect(arguments[0])
-    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(line, orders), daemon=True).start()
-
-    def answer(message: Answer) -> None:
-        with contextlib.suppress(OSError):  # the controller is gone: the reading thread ends this process
-            line.sendall(msgspec.json.encode(message) + b"\n")
-
+    server = _Server(line)
+    threading.Thread(target=server.read, daemon=True).start()
     rank = int(arguments[1])
-    answer(Hello(rank if rank >= 0 else _launched_rank()))
+    server.answer(Hello(rank if rank >= 0 else _launched_rank()))
     try:
-        _serve(orders, answer, join)
+        server.serve(join)
     except Exception as error:
         words = " ".join(str(error).split())
-        answer(Failed(f"{type(error).__name__}: {words}"[:600]))
-        while not isinstance(orders.get(), Stop):  # who is heard of no more has died, and that would say more
+        server.answer(Failed(f"{type(error).__name__}: {words}"[:600]))
+        while not isinstance(server.orders.get(), Stop):  # who is heard of no more has died, and that would say more
             pass
         os._exit(1)
 
 
-def _serve(
-    orders: queue.SimpleQueue[Order], answer: Callable[[Answer], None], join: Callable[[Setup], Workload]
-) -> None:
-    workload: Workload | None = None
-    settle = False
-    while not isinstance(order := orders.get(), Stop):
-        if isinstance(order, Setup):
-            os.environ.update(order.environment)
-            workload = join(order)
-            answer(workload.ready)
-        elif workload is None:
-            raise RuntimeError("orders must begin with a setup")
-        elif isinstance(order, Prepare):
-            settle = order.operation in _RUNS_AHEAD
-            answer(Prepared(workload.prepare(order)))
-        else:
-            answer(_timed(workload, order, settle))
-    if workload is not None:
-        workload.close()
+class _Server:
+    """The orders that wait, and how far the block at hand is."""
 
+    def __init__(self, line: socket.socket) -> None:
+        self.line = line
+        self.answering = threading.Lock()
+        self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self.durations_ns: list[int] = []
+        self.settle = False
 
-def _timed(workload: Workload, block: Block, settle: bool) -> Timed:
-    run, barrier, clock = workload.run, workload.barrier, time.perf_counter_ns
-    durations: list[int] = []
-    gc.disable()
-    for _ in range(block.warmup):
-        run()
-    barrier()
-    begin = clock()
-    for _ in range(block.iterations):
-        if settle:
-            barrier()
-        start = clock()
-        run()
-        durations.append(clock() - start)
-    loop = sum(durations) if settle else clock() - begin
-    gc.enable()
-    return Timed(durations, loop)
+    def answer(self, message: Answer) -> None:
+        with self.answering, contextlib.suppress(OSError):  # if the controller is gone, the reading thread ends us
+            self.line.sendall(msgspec.json.encode(message) + b"\n")
 
+    def read(self) -> None:
+        decoder = msgspec.json.Decoder(Order)
+        with contextlib.suppress(OSError), self.line.makefile("rb") as lines:
+            for text in lines:
+                order = decoder.decode(text)
+                if isinstance(order, Ping):
+                    self.answer(Pong(len(self.durations_ns)))
+                else:
+                    self.orders.put(order)
+        os._exit(1)
 
-def _read(line: socket.socket, orders: queue.SimpleQueue[Order]) -> None:
-    decoder = msgspec.json.Decoder(Order)
-    with contextlib.suppress(OSError), line.makefile("rb") as lines:
-        for text in lines:
-            orders.put(decoder.decode(text))
-    os._exit(1)
+    def serve(self, join: Callable[[Setup], Workload]) -> None:
+        workload: Workload | None = None
+        while not isinstance(order := self.orders.get(), Stop):
+            if isinstance(order, Setup):
+                os.environ.update(order.environment)
+                workload = join(order)
+                self.answer(workload.ready)
+            elif workload is None:
+                raise RuntimeError("orders must begin with a setup")
+            elif isinstance(order, Prepare):
+                self.settle = order.operation in _RUNS_AHEAD
+                self.answer(Prepared(workload.prepare(order)))
+            elif isinstance(order, Block):
+                self.answer(self.timed(workload, order))
+        if workload is not None:
+            workload.close()
+
+    def timed(self, workload: Workload, block: Block) -> Timed:
+        run, barrier, settle, clock = workload.run, workload.barrier, self.settle, time.perf_counter_ns
+        durations = self.durations_ns = []
+        gc.disable()
+        for _ in range(block.warmup):
+            run()
+        barrier()
+        begin = clock()
+        for _ in range(block.iterations):
+            if settle:
+                barrier()
+            start = clock()
+            run()
+            durations.append(clock() - start)
+        loop = sum(durations) if settle else clock() - begin
+        gc.enable()
+        return Timed(durations, loop)
 
 
 def _launched_rank() -> int:

@@ -8,6 +8,7 @@ Setup    Ready                       it has joined its contender's group
 Prepare  Prepared                    buffers exist and the result was checked
 Block    Timed                       a block of iterations was run and timed
 Stop     (none)                      it leaves
+Ping     Pong                        at once, whatever else it is doing
 any      Failed                      it could not; the reason is one sentence
 ======== =========================== =========================================
 """
@@ -46,6 +47,10 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     """Leave the group and end."""
 
 
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    """Say how far you are."""
+
+
 class Hello(msgspec.Struct, tag=True, frozen=True):
     """A process is there. The rank is -1 if its launcher did not tell it."""
 
@@ -73,11 +78,17 @@ class Timed(msgspec.Struct, tag=True, frozen=True):
     loop_ns: int
 
 
+class Pong(msgspec.Struct, tag=True, frozen=True):
+    """How many iterations of the block are done."""
+
+    iterations: int
+
+
 class Failed(msgspec.Struct, tag=True, frozen=True):
     """What went wrong."""
 
     reason: str
 
 
-Order: TypeAlias = Setup | Prepare | Block | Stop
-Answer: TypeAlias = Hello | Ready | Prepared | Timed | Failed
+Order: TypeAlias = Setup | Prepare | Block | Stop | Ping
+Answer: TypeAlias = Hello | Ready | Prepared | Timed | Pong | Failed
