@@ -25,7 +25,8 @@ from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
 import msgspec
 
 from paceline.bench.contenders import RANK_PROGRAM, Contender, free_port
-from paceline.bench.rank_process.messages import Answer, Failed, Hello, Order, Ping, Pong, Ready, Stop
+from paceline.bench.line import Line
+from paceline.bench.rank_process.messages import Failed, Hello, Order, Ping, Pong, Ready, Stop
 from paceline.errors import ContenderError
 
 if TYPE_CHECKING:
@@ -34,61 +35,8 @@ if TYPE_CHECKING:
 GRACE_S = 5.0
 """How long a rank may take to leave when told to."""
 
-_ANSWERS = msgspec.json.Decoder(Answer)
 _LONGEST_FOLDER = 70  # an address has at most 107 bytes
 _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
-
-
-@dataclass(eq=False)
-class Line:
-    """The connection to one rank."""
-
-    socket: socket.socket
-    rank: int = -1
-    received: bytes = b""
-
-    def __str__(self) -> str:
-        """``rank 3``."""
-        return f"rank {self.rank}" if self.rank >= 0 else "a rank"
-
-    def send(self, order: Order) -> None:
-        """Give an order; that the rank is gone is noticed when it does not answer."""
-        with contextlib.suppress(OSError):
-            self.socket.sendall(msgspec.json.encode(order) + b"\n")
-
-    def hang_up(self) -> None:
-        """Say that no order will follow: the rank ends, whatever it is doing."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
-
-    def end(self) -> None:
-        """Hang up, and kill a rank that keeps its side open all the same: it is stopped or stuck."""
-        self.hang_up()
-        self.socket.settimeout(0.5)
-        try:
-            while self.socket.recv(1 << 20):
-                pass
-        except TimeoutError:
-            credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            os.kill(int.from_bytes(credentials[:4], sys.byteorder), signal.SIGKILL)
-        except OSError:
-            pass
-        self.socket.close()
-
-    def read(self) -> Answer | None:
-        """The answer, once it is complete; EOFError if the rank is gone."""
-        try:
-            data = self.socket.recv(1 << 20)
-        except ConnectionError:
-            data = b""
-        if not data:
-            raise EOFError
-        self.received += data
-        if not self.received.endswith(b"\n"):
-            return None
-        text, self.received = self.received, b""
-        answer: Answer = _ANSWERS.decode(text)
-        return answer
 
 
 @dataclass(eq=False)
@@ -102,6 +50,7 @@ class Crew:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    shared_memory: set[Path] = field(default_factory=set)
 
     def ask(self, order: Order, answer: type[_AnswerT], doing: str, *, expected_s: float = 0.0) -> list[_AnswerT]:
         """Give all ranks the order and return their answers in rank order; they hang if much later than expected."""
@@ -135,6 +84,8 @@ class Crew:
         if [(ready.rank, ready.num_ranks) for ready in readies] != [(r, self.num_ranks) for r in range(self.num_ranks)]:
             self._fail(f"its ranks say they are {[ready.rank for ready in readies]} of {self.num_ranks}")
         self.versions = readies[0].versions
+        if self.contender.is_mpi:
+            self.shared_memory = {path for line in self.lines for path in line.shared_memory()}
 
     def _answers(self, answer: type[_AnswerT], doing: str, patience_s: float) -> list[_AnswerT]:
         answers: dict[Line, _AnswerT] = {}
@@ -220,6 +171,8 @@ class Crew:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        for path in self.shared_memory:  # an MPI that is killed does not clean up after itself
+            path.unlink(missing_ok=True)
         self.log.close()
 
 
