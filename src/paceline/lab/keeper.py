@@ -72,7 +72,7 @@ def _mount(source: str, target: str, kind: str = "", flags: int = 0) -> None:
     _check(_libc.mount(*arguments), f"mount {source} on {target}")
 
 
-def _become_host(rank: int, addresses: list[str]) -> None:
+def _become_host(rank: int, names: str) -> None:
     """Give the calling process a machine of its own, without a network interface so far."""
     unshare(HOST_NAMESPACES & ~CLONE_NEWPID)
     _mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
@@ -80,8 +80,7 @@ def _become_host(rank: int, addresses: list[str]) -> None:
     _mount("proc", "/proc", "proc")
     _mount("sysfs", "/sys", "sysfs")
     _mount("tmpfs", "/dev/shm", "tmpfs")
-    names = "".join(f"{address} host{number}\n" for number, address in enumerate(addresses))
-    _replace("/etc/hosts", f"127.0.0.1 localhost\n::1 localhost\n{names}")
+    _replace("/etc/hosts", names)
     _replace("/proc/sys/kernel/random/boot_id", f"{uuid.uuid4()}\n")
     for setting, values in _SETTINGS.items():
         for value in values:
@@ -99,11 +98,11 @@ def _replace(path: str, text: str) -> None:
         source.unlink()
 
 
-def _live_as_host(rank: int, addresses: list[str], lifeline: int, ready: int) -> NoReturn:
+def _live_as_host(rank: int, names: str, lifeline: int, ready: int) -> NoReturn:
     """The first process of a host: it reaps orphans and waits for the end of the lifeline."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        _become_host(rank, addresses)
+        _become_host(rank, names)
         os.write(ready, b".")
     except OSError as error:
         os.write(ready, f"{error.strerror}\n".encode())
@@ -112,19 +111,19 @@ def _live_as_host(rank: int, addresses: list[str], lifeline: int, ready: int) ->
     os._exit(0)
 
 
-def keep(owner: int, addresses: list[str]) -> None:
-    """Make a switch and a host an address; report their process ids, or what went wrong; stay until the owner goes."""
+def keep(owner: int, num_hosts: int, names: str) -> None:
+    """Make a switch and hosts, which know these names; report their process ids, or what went wrong; then stay."""
     unshare(CLONE_NEWNET)
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY)
     lifeline, lifeline_held = os.pipe()
     ready, ready_to_write = os.pipe()
     pids = []
-    for rank in range(len(addresses)):
+    for rank in range(num_hosts):
         unshare(CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
             os.close(lifeline_held)
-            _live_as_host(rank, addresses, lifeline, ready_to_write)
+            _live_as_host(rank, names, lifeline, ready_to_write)
         setns(own_pids, CLONE_NEWPID)
         pids.append(pid)
     os.close(ready_to_write)
@@ -140,6 +139,6 @@ def keep(owner: int, addresses: list[str]) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        keep(os.pidfd_open(int(sys.argv[1])), sys.argv[2].split(","))
+        keep(os.pidfd_open(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3])
     except OSError as failure:
         print(f"error {failure.strerror}", flush=True)  # noqa: T201

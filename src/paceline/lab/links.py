@@ -42,6 +42,18 @@ def address6(rank: int) -> str:
     return f"fd00:198:18::{rank + 1:x}"
 
 
+def names(num_hosts: int) -> str:
+    """For ``/etc/hosts``: host3 is an IPv4 address, as programs expect; the others are there to be looked up backwards.
+
+    PyTorch's store does that with addresses in their IPv6 form, and complains where there is no answer.
+    """
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    for rank in range(num_hosts):
+        four, six = address(rank), address6(rank)
+        lines += [f"{four} host{rank}", f"::ffff:{four} host{rank}.mapped", f"{six} host{rank}.v6"]
+    return _text(lines)
+
+
 def port(rank: int) -> str:
     """The switch's end of a host's link."""
     return f"port{rank}"

@@ -22,10 +22,11 @@ class Network:
     """A switch and a host for each rank of a cluster, from the moment this is made until :meth:`close`."""
 
     def __init__(self, cluster: Cluster, loss: float) -> None:
-        addresses = ",".join(links.address(rank) for rank in range(cluster.num_ranks))
+        num_hosts = cluster.num_ranks
+        command = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(os.getpid()), str(num_hosts)]
         self._pidfds: list[int] = []  # the keeper's, who is the switch, and each host's
         self._keeper: Popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(os.getpid()), addresses],
+            [*command, links.names(num_hosts)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
