@@ -34,7 +34,8 @@ def run(question: Question, lab: str | None = None, *, install: bool = True) -> 
 @contextlib.contextmanager
 def progress(errors: Console) -> Iterator[Callable[[str, float], None]]:
     """A function that hears what is done and the share of work done, and shows it if somebody is looking."""
+    # Drawn between blocks only: a bar that moves by itself would take its time from what is measured.
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with Progress(*columns, console=errors, transient=True, auto_refresh=False, disable=not errors.is_terminal) as bar:
         task = bar.add_task("", total=1.0)
-        yield lambda what, share: bar.update(task, description=what, completed=share)
+        yield lambda what, share: bar.update(task, description=what, completed=share, refresh=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import mpi4py  # type: ignore[import-not-found]
@@ -26,8 +27,8 @@ class MpiRank:
                 f"MPI says {self.num_ranks} ranks where {setup.num_ranks} were started: mpirun and mpi4py are of "
                 "different MPIs; remove the peer's folder in the cache, so that it is installed anew"
             )
-        version = " ".join(MPI.Get_library_version().split(",")[0].split()).split("MPICH Release")[0].strip()
-        versions = {"MPI": version[:60], "mpi4py": mpi4py.__version__, "numpy": np.__version__}
+        number = re.search(r"[0-9]+(\.[0-9]+)+", MPI.Get_library_version())
+        versions = {"MPI": number.group() if number else "?", "mpi4py": mpi4py.__version__, "numpy": np.__version__}
         self.ready = Ready(self.rank, self.num_ranks, versions)
         self.run: Callable[[], None] = self.world.Barrier
         self.barrier: Callable[[], None] = self.world.Barrier

@@ -1,0 +1,189 @@
+"""Collectives against Gloo, Open MPI, MPICH and the links' limit: the matrix that docs/performance.md reports.
+
+    python benchmarks/collectives.py [--only TEXT] [--seconds 2] [--json FILE]
+
+Each case is one interleaved run of ``paceline.bench``. The cases of the lab need root, those against MPI an MPI that
+is installed or can be: what cannot be measured is said and left out. A ratio is the other's median time over ours,
+with the least and the most of the rounds; the share of the limit is the limit over our median, with the quartiles.
+Exits with 1 if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from paceline.bench.contenders import Contender
+from paceline.bench.figures import Operation
+from paceline.bench.measure import Effort, Question
+from paceline.bench.peers import MPI_PEERS, ensure
+from paceline.bench.results import Machine, Results, Row
+from paceline.bench.run import run
+from paceline.bench.sizes import ITEM_BYTES, elements
+from paceline.errors import PacelineError
+from paceline.lab import unavailable
+from paceline.units import format_duration, format_size, parse_size
+
+LIMIT, GLOO, MPI = "limit", "gloo", "best MPI"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, and its goals: at a size, against whom, at least this ratio."""
+
+    operation: Operation
+    num_ranks: int
+    goals: tuple[tuple[str, str, float], ...]
+    lab: str | None = None
+
+    @property
+    def name(self) -> str:
+        """``allreduce, 8 ranks on lan8``."""
+        return f"{self.operation}, {self.num_ranks} ranks on {self.lab or 'one host'}"
+
+    def question(self, backend: str, effort: Effort, mpis: list[str]) -> Question:
+        """What to ask of the bench."""
+        peers = [GLOO] if self.lab else [GLOO, *mpis]
+        return Question(
+            operation=self.operation,
+            sizes=sorted({parse_size(size) for size, _, _ in self.goals}),
+            num_ranks=self.num_ranks,
+            subject=Contender(backend),
+            peers=[Contender(name) for name in peers if name != backend],
+            effort=effort,
+        )
+
+
+CASES = [
+    Case(Operation.ALL_REDUCE, 8, (("64MB", LIMIT, 0.97), ("64MB", GLOO, 1.0)), "lan8"),
+    Case(Operation.ALL_GATHER, 8, (("64MB", LIMIT, 0.96),), "lan8"),
+    Case(Operation.REDUCE_SCATTER, 8, (("64MB", LIMIT, 0.96), ("64MB", GLOO, 2.0)), "lan8"),
+    Case(Operation.BROADCAST, 8, (("64MB", GLOO, 5.0),), "lan8"),
+    Case(Operation.ALL_REDUCE, 2, (("4KB", GLOO, 8.0), ("1MB", MPI, 1.2), ("64MB", MPI, 2.0))),
+    Case(Operation.ALL_REDUCE, 4, (("4KB", GLOO, 20.0), ("1MB", MPI, 1.2), ("64MB", MPI, 2.0), ("64MB", GLOO, 3.0))),
+    Case(Operation.BARRIER, 2, (("0", GLOO, 8.0),)),
+    Case(Operation.BARRIER, 4, (("0", GLOO, 20.0),)),
+]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One goal, and what was measured of it."""
+
+    case: str
+    size: str
+    ours: Row
+    against: str
+    theirs: Row | None
+    ratio: float
+    least: float
+    most: float
+    goal: float
+
+
+def judge(case: Case, results: Results) -> list[Verdict]:
+    """What became of the goals whose rival took part."""
+    verdicts = []
+    for size, against, goal in case.goals:
+        count = elements(case.operation, parse_size(size), results.dtype, case.num_ranks)
+        rows = [row for row in results.rows if row.size_bytes == count * ITEM_BYTES[results.dtype]]
+        ours = next(row for row in rows if row.contender == results.subject)
+        shown = format_size(parse_size(size)) if count else "-"
+        if against == LIMIT and ours.limit_s:
+            time = ours.time
+            share, least, most = (
+                ours.limit_s / seconds for seconds in (time.median_s, time.upper_quartile_s, time.lower_quartile_s)
+            )
+            verdicts.append(Verdict(case.name, shown, ours, against, None, share, least, most, goal))
+            continue
+        rivals = [row for row in rows if row.contender in (MPI_PEERS if against == MPI else (against,))]
+        best = min(rivals, key=lambda row: row.time.median_s, default=None)
+        if best and best.over_subject:
+            ratio = best.over_subject
+            spread = (ratio.of_medians, ratio.least, ratio.most)
+            verdicts.append(Verdict(case.name, shown, ours, best.contender, best, *spread, goal))
+    return verdicts
+
+
+def table(verdicts: list[Verdict]) -> Table:
+    """All goals in one table."""
+    found = Table(box=None, pad_edge=False, header_style="bold")
+    found.add_column("case")
+    for name in ("size", "ours", "25-75%"):
+        found.add_column(name, justify="right", no_wrap=True)
+    found.add_column("against")
+    for name in ("theirs", "25-75%", "ratio", "spread", "goal"):
+        found.add_column(name, justify="right", no_wrap=True)
+    found.add_column("reached")
+    for one in verdicts:
+        limit = format_duration(one.ours.limit_s or 0.0)
+        theirs = _times(one.theirs) if one.theirs else [limit, ""]
+        measured = [f"{one.ratio:.3f}", f"{one.least:.3f}-{one.most:.3f}", f"{one.goal:g}"]
+        reached = "yes" if one.ratio >= one.goal else "no"
+        found.add_row(one.case, one.size, *_times(one.ours), one.against, *theirs, *measured, reached)
+    return found
+
+
+def _times(row: Row) -> list[str]:
+    time = row.time
+    spread = f"{format_duration(time.lower_quartile_s)} - {format_duration(time.upper_quartile_s)}"
+    return [format_duration(time.median_s), spread]
+
+
+def main() -> int:
+    """Measure the cases asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name contains this text, like 'on lan8'")
+    parser.add_argument("--backend", default="paceline", help="the subject (default: paceline)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for a contender at a size (default: 2)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often contenders take turns (default: 5)")
+    parser.add_argument("--no-install", action="store_true", help="measure without an MPI that is missing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save the results of all runs")
+    arguments = parser.parse_args()
+    out = Console(highlight=False, width=max(Console().width, 170))
+    effort = Effort(arguments.seconds, None, arguments.rounds)
+    no_lab = unavailable()
+    mpis = []
+    for name in MPI_PEERS:
+        try:
+            ensure(name, install=not arguments.no_install, say=print)
+            mpis.append(name)
+        except PacelineError as error:
+            out.print(f"left out: {error}", markup=False)
+    runs: list[Results] = []
+    verdicts: list[Verdict] = []
+    failed = False
+    for case in CASES:
+        if arguments.only not in case.name:
+            continue
+        if case.lab and no_lab:
+            out.print(f"left out: {case.name}: {no_lab}", markup=False)
+            continue
+        try:
+            results = run(case.question(arguments.backend, effort, mpis), case.lab)
+        except PacelineError as error:
+            out.print(f"left out: {case.name}: {error}", markup=False)
+            failed = True
+            continue
+        runs.append(results)
+        verdicts += judge(case, results)
+    out.print(table(verdicts))
+    machine = Machine.here()
+    out.print(
+        f"\n{machine.cores} cores ({machine.processor}), Linux {machine.kernel}; {machine.date}: {machine.command}"
+    )
+    for name, versions in {name: versions for one in runs for name, versions in one.versions.items()}.items():
+        out.print(f"{name}: {', '.join(f'{what} {number}' for what, number in versions.items())}")
+    if arguments.json:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(runs)) + b"\n")
+    return int(failed or any(one.ratio < one.goal for one in verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
