@@ -156,6 +156,11 @@ class Ranks:
             raise TimeoutError(f"after {timeout_s:g} s, nothing from ranks {silent}; heard of {self._outcomes}")
         return [self._outcomes[rank] for rank in sorted(awaited)]
 
+    def ended(self) -> list[Outcome]:
+        """Those that have ended so far."""
+        self._collect(set(range(len(self._processes))), time.monotonic())
+        return [self._outcomes[rank] for rank in sorted(self._outcomes)]
+
     def results(self, timeout_s: float = 60.0) -> list[Any]:
         """The values of all ranks; RankError if one failed, died or said nothing in time."""
         everyone = set(range(len(self._processes)))
