@@ -17,6 +17,7 @@ ALLOWED = {
     "algorithms": {"ir"},
     "policy": {"algorithms", "ir"},
     "draw": {"policy", "algorithms", "ir"},
+    "executors": {"ir"},
     "lab": {"ir"},
     "bench": {"lab", "draw", "algorithms", "ir"},
     "cli": {"bench", "lab", "draw", "policy", "algorithms", "ir"},

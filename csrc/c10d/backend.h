@@ -1,0 +1,133 @@
+// The c10d backend "paceline": translates what torch.distributed asks into operations of the engine. It decides
+// nothing: which schedule runs a collective is the planner's business, which is Python.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "c10d/buffers.h"
+#include "c10d/work.h"
+#include "engine/engine.h"
+
+namespace paceline {
+
+// What the planner is asked: the collective, its root, the bytes of the whole buffer (rounded up to a power of two, so
+// that few schedules serve all sizes), and whether the order of additions is free (whole numbers, min, max, moves).
+struct PlanRequest {
+  Kind kind;
+  int root = 0;
+  uint64_t bytes = 0;
+  bool exact = false;
+
+  auto operator<=>(const PlanRequest&) const = default;
+};
+using Planner = std::function<std::shared_ptr<const Program>(const PlanRequest&)>;
+
+class Backend final : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<std::vector<at::Tensor>>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  struct Settings {
+    std::shared_ptr<Engine> engine;
+    std::chrono::milliseconds timeout{0};
+    std::string host;
+    // Makes the planner of a group when all have met.
+    std::function<Planner(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store,
+                          const std::vector<std::string>& hosts)>
+        make_planner;
+  };
+
+  Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Settings settings);
+  ~Backend() override;
+
+  const std::string getBackendName() const override { return "paceline"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& options) override;
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+  // Which algorithm runs each kind of request so far: "allreduce of 64 MiB: ring".
+  std::vector<std::string> chosen();
+
+ private:
+  // A collective about to be posted.
+  struct Request {
+    Call call;
+    std::vector<Block> blocks;
+    uint64_t bytes = 0;  // of the whole buffer, the same on all ranks
+    std::chrono::milliseconds timeout{0};
+    std::function<void()> epilogue;
+  };
+
+  std::shared_ptr<const Program> program(const Request& request);
+  void post(const c10::intrusive_ptr<Work>& work, Request request);
+  WorkPtr exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs, Request request);
+  void add_allreduce(const c10::intrusive_ptr<Work>& work, at::Tensor& tensor, const c10d::ReduceOp& op,
+                     std::chrono::milliseconds timeout);
+  void add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors& outputs, const at::Tensor& input,
+                     std::chrono::milliseconds timeout);
+  void add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at::Tensor& output, const Tensors& inputs,
+                          const c10d::ReduceOp& op, std::chrono::milliseconds timeout);
+  WorkPtr message(Tensors& tensors, int64_t peer, int tag, bool receives, c10d::OpType type, const char* title);
+  void wait_message(int64_t peer, uint32_t tag, uint8_t* byte, bool receives, std::chrono::milliseconds timeout);
+  c10::intrusive_ptr<Work> make_work(c10d::OpType type, const char* title, const Tensors& inputs, Tensors outputs,
+                                     size_t parts = 1);
+  std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
+  void check_root(int64_t root, const char* operation) const;
+
+  Settings settings_;
+  c10::intrusive_ptr<Options> options_;
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Group> group_;
+  Planner planner_;
+  std::mutex mutex_;
+  std::map<PlanRequest, std::shared_ptr<const Program>> programs_;
+  std::atomic<uint64_t> sequence_{0};
+  uint32_t monitored_barriers_ = 0;
+  std::atomic<bool> left_{false};
+};
+
+}  // namespace paceline

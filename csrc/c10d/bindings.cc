@@ -1,0 +1,96 @@
+// The Python module paceline._c10d.
+#include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/utils/pybind.h>
+
+#include "c10d/backend.h"
+#include "common/log.h"
+#include "reduce/reduce.h"
+
+namespace py = pybind11;
+
+namespace paceline {
+namespace {
+
+// Columns: step, peer, chunk, count, whether this rank receives, whether it reduces.
+std::shared_ptr<Program> make_program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest,
+                                      const std::string& name,
+                                      const py::array_t<int64_t, py::array::c_style | py::array::forcecast>& table) {
+  if (table.ndim() != 2 || table.shape(1) != 6) throw py::value_error("rows have six columns");
+  const auto cells = table.unchecked<2>();
+  std::vector<Row> rows;
+  rows.reserve(static_cast<size_t>(table.shape(0)));
+  for (py::ssize_t i = 0; i < table.shape(0); ++i) {
+    rows.push_back({static_cast<uint32_t>(cells(i, 0)), static_cast<uint32_t>(cells(i, 1)),
+                    static_cast<uint32_t>(cells(i, 2)), static_cast<uint32_t>(cells(i, 3)), cells(i, 4) != 0,
+                    cells(i, 5) != 0});
+  }
+  return std::make_shared<Program>(rank, num_ranks, num_chunks, digest, name, rows);
+}
+
+// Holds a Python object that C++ threads may drop: only with the interpreter's lock, and not when it is gone.
+std::shared_ptr<py::object> hold(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* held) {
+            if (Py_IsInitialized() == 0) return;
+            const py::gil_scoped_acquire lock;
+            delete held;
+          }};
+}
+
+Planner wrap_planner(const std::shared_ptr<py::object>& planner) {
+  return [planner](const PlanRequest& request) {
+    const py::gil_scoped_acquire lock;
+    return (*planner)(name(request.kind), request.root, request.bytes, request.exact)
+        .cast<std::shared_ptr<Program>>();
+  };
+}
+
+c10::intrusive_ptr<Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                         std::chrono::milliseconds timeout, const std::shared_ptr<Engine>& engine,
+                                         const std::string& host, py::object make_planner) {
+  Backend::Settings settings;
+  settings.engine = engine;
+  settings.timeout = timeout;
+  settings.host = host;
+  settings.make_planner = [maker = hold(std::move(make_planner))](
+                              int group_rank, int group_size, const c10::intrusive_ptr<c10d::Store>& group_store,
+                              const std::vector<std::string>& hosts) {
+    const py::gil_scoped_acquire lock;
+    return wrap_planner(hold((*maker)(group_rank, group_size, group_store, hosts)));
+  };
+  const py::gil_scoped_release unlocked;
+  return c10::make_intrusive<Backend>(store, rank, size, std::move(settings));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_c10d, module) {
+  module.doc() = "The engine and the c10d backend, in C++.";
+  py::module_::import("torch.distributed");
+
+  py::class_<Program, std::shared_ptr<Program>>(module, "Program")
+      .def(py::init(&make_program), py::arg("rank"), py::arg("num_ranks"), py::arg("num_chunks"), py::arg("digest"),
+           py::arg("name"), py::arg("rows"))
+      .def_property_readonly("name", &Program::name);
+
+  py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
+      .def(py::init([](const std::string& interface, const std::string& hostname, bool use_shm) {
+             return std::make_shared<Engine>(EngineOptions{interface, hostname, use_shm});
+           }),
+           py::arg("interface"), py::arg("hostname"), py::arg("use_shm"))
+      .def_property_readonly("tcp_address", [](const Engine& engine) { return engine.address().tcp; });
+
+  py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")
+      .def(py::init(&make_backend), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+           py::arg("engine"), py::arg("host"), py::arg("make_planner"))
+      .def("chosen", &Backend::chosen, py::call_guard<py::gil_scoped_release>(),
+           "Which algorithm runs each kind of collective used so far.");
+
+  module.def("set_log_level", [](int level) { set_log_level(static_cast<LogLevel>(level)); });
+  module.def("instruction_set", &instruction_set);
+}
+
+}  // namespace paceline

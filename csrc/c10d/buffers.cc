@@ -1,0 +1,82 @@
+#include "c10d/buffers.h"
+
+#include <algorithm>
+
+namespace paceline {
+namespace {
+
+// An empty chunk travels as one byte, so that its arrival can be seen. All of them share this one; nobody reads it.
+uint8_t nothing[8];
+
+}  // namespace
+
+DType dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return DType::kFloat32;
+    case at::kDouble: return DType::kFloat64;
+    case at::kHalf: return DType::kFloat16;
+    case at::kBFloat16: return DType::kBFloat16;
+    case at::kChar: return DType::kInt8;
+    case at::kShort: return DType::kInt16;
+    case at::kInt: return DType::kInt32;
+    case at::kLong: return DType::kInt64;
+    case at::kByte: return DType::kUInt8;
+    case at::kUInt16: return DType::kUInt16;
+    case at::kUInt32: return DType::kUInt32;
+    case at::kUInt64: return DType::kUInt64;
+    case at::kBool: return DType::kBool;
+    default: return DType::kBytes;
+  }
+}
+
+uint64_t count_of(const at::Tensor& tensor) {
+  return dtype_of(tensor) == DType::kBytes ? tensor.nbytes() : static_cast<uint64_t>(tensor.numel());
+}
+
+Contiguous contiguous(const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.device().is_cpu(), "the paceline backend moves CPU tensors, and this one is on ", tensor.device(),
+              ": use nccl (or paceline's wrappers over nccl) for it");
+  TORCH_CHECK(tensor.layout() == at::kStrided, "the paceline backend cannot move a tensor of layout ", tensor.layout(),
+              " in this operation");
+  // Channels-last and the like are one run too, and ranks agree on the order as long as their strides do.
+  if (tensor.is_non_overlapping_and_dense()) return {tensor, false};
+  return {tensor.contiguous(), true};
+}
+
+void place(Engine& engine, Operation& operation, const std::vector<Block>& blocks) {
+  const Program& program = *operation.program;
+  const uint64_t element = element_bytes(operation.call.dtype);
+  const uint64_t parts = program.num_chunks() / blocks.size();
+  operation.places.resize(program.num_chunks());
+  uint64_t passing = 0;
+  std::vector<size_t> homeless;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const uint64_t count = blocks[b].bytes / element;
+    for (uint64_t part = 0; part < parts; ++part) {
+      const uint64_t begin = count * part / parts * element;
+      const uint64_t end = count * (part + 1) / parts * element;
+      const size_t chunk = b * parts + part;
+      Place& place = operation.places[chunk];
+      place.bytes = end - begin;
+      if (place.bytes == 0) {
+        place = {nothing, nothing, 1};
+        continue;
+      }
+      if (blocks[b].input != nullptr) place.input = blocks[b].input + begin;
+      if (blocks[b].output != nullptr) place.work = blocks[b].output + begin;
+      if (place.work == nullptr && program.written()[chunk]) {
+        homeless.push_back(chunk);
+        passing += place.bytes;
+      }
+    }
+  }
+  if (homeless.empty()) return;
+  operation.memory.push_back(engine.take_scratch(passing));
+  uint8_t* at = operation.memory.back().data();
+  for (const size_t chunk : homeless) {
+    operation.places[chunk].work = at;
+    at += operation.places[chunk].bytes;
+  }
+}
+
+}  // namespace paceline

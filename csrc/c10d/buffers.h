@@ -1,0 +1,40 @@
+// From tensors to places: where each chunk of a collective lies in this rank's memory.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/operation.h"
+
+namespace paceline {
+
+// One rank's part of a collective's buffer: where its input lies, where its result goes (either may be missing on
+// this rank), and how many bytes that is.
+struct Block {
+  const uint8_t* input = nullptr;
+  uint8_t* output = nullptr;
+  uint64_t bytes = 0;
+};
+
+// Cuts blocks into the chunks of the operation's program and gives memory to chunks that pass through this rank. The
+// number of chunks is a multiple of the number of blocks.
+void place(Engine& engine, Operation& operation, const std::vector<Block>& blocks);
+
+DType dtype_of(const at::Tensor& tensor);
+
+// Elements as the engine counts them: those of types it only moves are counted in bytes.
+uint64_t count_of(const at::Tensor& tensor);
+
+// A dense CPU tensor whose memory is one run. Other tensors are copied, and `copied` is set.
+struct Contiguous {
+  at::Tensor tensor;
+  bool copied = false;
+  uint8_t* data() const { return static_cast<uint8_t*>(tensor.data_ptr()); }
+  uint64_t bytes() const { return tensor.nbytes(); }
+};
+Contiguous contiguous(const at::Tensor& tensor);
+
+}  // namespace paceline

@@ -1,0 +1,16 @@
+// How the ranks of a group find and come to trust each other: through the store that torch.distributed gives us.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+
+#include "engine/engine.h"
+
+namespace paceline {
+
+// Blocks until every rank has published its address, at most for the store's timeout.
+std::shared_ptr<Group> meet(const std::shared_ptr<Engine>& engine, c10d::Store& store, uint32_t rank, uint32_t size,
+                            const std::string& host);
+
+}  // namespace paceline

@@ -1,0 +1,107 @@
+#include "c10d/work.h"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <condition_variable>
+#include <deque>
+#include <thread>
+
+namespace paceline {
+namespace {
+
+class Callbacks {
+ public:
+  void run(std::function<void()> task) {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+    if (tasks_.size() > idle_) {
+      std::thread([this] { serve(); }).detach();
+    } else {
+      ready_.notify_one();
+    }
+  }
+
+ private:
+  void serve() {
+    ::pthread_setname_np(::pthread_self(), "paceline-then");
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      if (tasks_.empty()) {
+        ++idle_;
+        const bool woken = ready_.wait_for(lock, std::chrono::seconds(5), [this] { return !tasks_.empty(); });
+        --idle_;
+        if (!woken) return;
+      }
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::deque<std::function<void()>> tasks_;
+  size_t idle_ = 0;
+};
+
+}  // namespace
+
+void run_elsewhere(std::function<void()> task) {
+  static Callbacks* callbacks = new Callbacks;  // outlives static destructors: threads may still be in it
+  callbacks->run(std::move(task));
+}
+
+std::exception_ptr backend_error(const std::string& message) {
+  try {
+    C10_THROW_ERROR(DistBackendError, message);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+Work::Work(int rank, c10d::OpType type, const char* title, const std::optional<std::vector<at::Tensor>>& inputs,
+           std::vector<at::Tensor> outputs, uint64_t sequence, int parts)
+    : c10d::Work(rank, type, title, inputs), outputs_(std::move(outputs)), sequence_(sequence), parts_(parts) {}
+
+void Work::done(const std::string& error) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(future_mutex_);
+    if (error_.empty()) error_ = error;
+    if (parts_.fetch_sub(1) > 1) return;
+    settled_ = true;
+    future = future_;
+  }
+  kept_.clear();
+  finish(error_.empty() ? nullptr : backend_error(error_));
+  if (future) {
+    auto self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this);
+    run_elsewhere([self, future] { self->settle(future); });
+  }
+}
+
+void Work::settle(const c10::intrusive_ptr<c10::ivalue::Future>& future) {
+  if (error_.empty()) {
+    future->markCompleted(c10::IValue(outputs_));
+  } else {
+    future->setError(backend_error(error_));
+  }
+}
+
+std::vector<at::Tensor> Work::result() { return outputs_; }
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  const std::lock_guard lock(future_mutex_);
+  if (!future_) {
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    if (settled_) settle(future_);
+  }
+  return future_;
+}
+
+void Work::abort() { TORCH_CHECK(false, "a single collective cannot be aborted: abort its process group"); }
+
+}  // namespace paceline

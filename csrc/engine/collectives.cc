@@ -1,0 +1,551 @@
+#include "engine/collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+
+#include "engine/engine.h"
+#include "engine/group.h"
+
+namespace paceline {
+namespace {
+
+// What is sent, received or pulled in one piece: large enough to make calls cheap, small enough to stay in cache
+// between receiving, reducing and sending on.
+constexpr uint64_t kSliceBytes = 128 << 10;
+
+// On one host, payload up to this size travels in the frame itself: cheaper than being pulled and acknowledged.
+constexpr uint64_t kInlineBytes = 8 << 10;
+
+// A puller tells the owner after so many bytes that it may overwrite them.
+constexpr uint64_t kAcknowledgeBytes = 512 << 10;
+
+// Frames of collectives that are not called yet are kept up to this much; beyond, the stream waits.
+constexpr uint64_t kMostEarlyBytes = 64 << 20;
+constexpr uint64_t kMostEarlyFrameBytes = 8 << 10;
+
+constexpr size_t kHistory = 256;
+
+}  // namespace
+
+void Collectives::post(std::shared_ptr<Operation> operation) {
+  operation->seq = next_seq_++;
+  if (!group_.failure().empty()) {
+    operation->memory.clear();
+    operation->on_done(operation->title() + ": " + group_.failure());
+    return;
+  }
+  operation->posted_at = Clock::now();
+  operation->deadline = operation->posted_at + operation->timeout;
+  operation->element_bytes = element_bytes(operation->call.dtype);
+  operation->reduction = find_reduction(operation->call.dtype, operation->call.op);
+  operation->call.schedule = operation->program->digest();
+  const Program& program = *operation->program;
+  operation->progress.resize(program.accesses().size());
+  operation->left = static_cast<uint32_t>(program.accesses().size());
+  history_.push_back(operation->call);
+  if (history_.size() > kHistory) history_.pop_front();
+  if (operation->left == 0) {
+    complete(operation);
+    return;
+  }
+  const bool overlaps = !operations_.empty();
+  operations_[operation->seq] = operation;
+  for (const Program::Peer& peer : program.peers()) {
+    if (!peer.sends.empty()) {
+      outgoing_[peer.rank].queues[operation->seq].left = static_cast<uint32_t>(peer.sends.size());
+    }
+    Connection* connection = group_.connection(peer.rank, Lane::kCollective);
+    if (!group_.failure().empty()) return;
+    if (overlaps && connection != nullptr && !peer.receives.empty()) {
+      FrameHeader header;
+      header.type = FrameType::kPosted;
+      header.seq = operation->seq;
+      connection->enqueue_control(header);
+      group_.mark(*connection);
+    }
+  }
+  for (uint32_t i = 0; i < program.accesses().size(); ++i) {
+    const Access& access = program.accesses()[i];
+    if (!access.write && access.previous_write < 0) offer(operation, i);
+  }
+  group_.flush_marked();
+  if (group_.failure().empty()) replay(operation);
+  for (const Program::Peer& peer : program.peers()) {
+    if (!group_.failure().empty()) return;
+    Connection* connection = group_.connection(peer.rank, Lane::kCollective);
+    if (connection != nullptr && connection->paused()) connection->resume();
+  }
+  for (const Program::Peer& peer : program.peers()) {
+    if (!group_.failure().empty()) return;
+    if (group_.gone(peer.rank) && needs(peer.rank)) group_.lose(peer.rank, "");
+  }
+  group_.flush_marked();
+}
+
+// How far an access may go: as far as what it waits for has gone.
+uint64_t Collectives::limit(const Operation& operation, uint32_t index) const {
+  const Access& access = operation.program->accesses()[index];
+  uint64_t bytes = operation.places[access.chunk].bytes;
+  if (access.previous_write >= 0) {
+    bytes = std::min(bytes, operation.progress[static_cast<size_t>(access.previous_write)].done);
+  }
+  if (access.write) {
+    for (uint32_t read = access.first_read; read < index; ++read) {
+      bytes = std::min(bytes, operation.progress[read].done);
+    }
+  }
+  return bytes;
+}
+
+// A read has bytes to send: queue it at its peer.
+void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t index) {
+  const Access& access = operation->program->accesses()[index];
+  Operation::Progress& progress = operation->progress[index];
+  const uint64_t ready = limit(*operation, index);
+  const uint64_t bytes = operation->places[access.chunk].bytes;
+  if (progress.queued || ready == progress.moved) return;
+  if (ready < bytes && ready - progress.moved < kSliceBytes) return;  // wait for a slice that is worth a frame
+  progress.queued = true;
+  outgoing_[access.peer].queues[operation->seq].ready.push_back(index);
+  Connection* connection = group_.connection(access.peer, Lane::kCollective);
+  if (connection != nullptr) group_.mark(*connection);
+}
+
+// Frames of a later collective may overtake those of an earlier one only when the peer has called it: otherwise the
+// stream could stop at them while the peer waits for what is behind.
+void Collectives::on_room(Connection& connection) {
+  const auto found = outgoing_.find(connection.peer());
+  if (found == outgoing_.end()) return;
+  Outgoing& outgoing = found->second;
+  bool first = true;
+  for (auto entry = outgoing.queues.begin(); entry != outgoing.queues.end() && connection.has_room();) {
+    const uint64_t seq = entry->first;
+    if (!first && seq > outgoing.posted) break;
+    const auto operation = operations_.find(seq);
+    if (operation == operations_.end()) break;
+    Outgoing::Queue& queue = entry->second;
+    while (!queue.ready.empty() && connection.has_room()) {
+      const uint32_t access = queue.ready.front();
+      hand_over(connection, operation->second, access);
+      const Operation::Progress& progress = operation->second->progress[access];
+      if (progress.queued) continue;
+      queue.ready.pop_front();
+      if (progress.moved == operation->second->places[operation->second->program->accesses()[access].chunk].bytes) {
+        --queue.left;
+      }
+    }
+    if (queue.left == 0) {
+      entry = outgoing.queues.erase(entry);
+    } else {
+      first = false;
+      ++entry;
+    }
+  }
+}
+
+// One frame of a read's bytes; clears `queued` when nothing more is ready.
+void Collectives::hand_over(Connection& connection, const std::shared_ptr<Operation>& operation, uint32_t index) {
+  const Access& access = operation->program->accesses()[index];
+  const Place& place = operation->places[access.chunk];
+  Operation::Progress& progress = operation->progress[index];
+  const uint64_t ready = limit(*operation, index);
+  OutFrame frame;
+  FrameHeader& header = frame.header;
+  const uint8_t* from = (access.from_input ? place.input : place.work) + progress.moved;
+  const bool pulled = connection.pullable_process() != 0 && ready - progress.moved > kInlineBytes;
+  header.type = pulled ? FrameType::kAt : FrameType::kData;
+  header.id = access.wire;
+  header.seq = operation->seq;
+  header.offset = progress.moved;
+  header.length = pulled ? ready - progress.moved : std::min(ready - progress.moved, kSliceBytes);
+  header.total = place.bytes;
+  header.address = pulled ? reinterpret_cast<uint64_t>(from) : 0;
+  header.call = operation->call;
+  frame.payload = from;
+  if (!pulled) frame.owner = operation.get();
+  progress.moved += header.length;
+  progress.queued = progress.moved < ready;
+  connection.enqueue(std::move(frame));
+}
+
+void Collectives::on_sent(Connection& connection, const OutFrame& frame) {
+  if (frame.header.type != FrameType::kData) return;
+  const std::shared_ptr<Operation> operation = find(frame.header.seq);  // held: this may be its last byte
+  if (operation == nullptr) return;
+  const Program::Peer* peer = operation->program->find_peer(connection.peer());
+  advance(operation, peer->sends[frame.header.id], frame.header.length);
+}
+
+// An access has gone on by so many bytes: so may those that wait for it.
+void Collectives::advance(const std::shared_ptr<Operation>& operation, uint32_t index, uint64_t bytes) {
+  const std::vector<Access>& accesses = operation->program->accesses();
+  Operation::Progress& progress = operation->progress[index];
+  progress.done += bytes;
+  for (uint32_t next = index + 1; next < accesses[index].end; ++next) {
+    if (accesses[next].write) {
+      apply(operation, next);
+    } else if (accesses[index].write) {
+      offer(operation, next);
+    }
+    if (!group_.failure().empty()) return;
+  }
+  if (progress.done == operation->places[accesses[index].chunk].bytes && --operation->left == 0) complete(operation);
+}
+
+FrameHandler::Verdict Collectives::on_header(Connection& connection, const FrameHeader& header, uint8_t** to) {
+  if (header.type == FrameType::kPosted) {
+    Outgoing& outgoing = outgoing_[connection.peer()];
+    outgoing.posted = std::max(outgoing.posted, header.seq);
+    group_.mark(connection);
+    return FrameHandler::Verdict::kTake;
+  }
+  const auto found = operations_.find(header.seq);
+  if (found == operations_.end()) {
+    if (header.type == FrameType::kPulled) return FrameHandler::Verdict::kTake;  // of a collective that has failed
+    if (header.seq < next_seq_) {
+      group_.fail(connection.peer(), mismatch(connection.peer(), header.call, header.seq));
+      return FrameHandler::Verdict::kTake;
+    }
+    const bool keep = header.type == FrameType::kAt || connection.hung_up() ||
+                      (header.length <= kMostEarlyFrameBytes && early_bytes_ < kMostEarlyBytes);
+    if (!keep) return FrameHandler::Verdict::kPause;
+    Receiving& receiving = receiving_[&connection];
+    receiving.early = true;
+    receiving.operation.reset();
+    receiving.payload.assign(header.type == FrameType::kData ? header.length : 0, 0);
+    *to = receiving.payload.data();
+    return FrameHandler::Verdict::kTake;
+  }
+  const std::shared_ptr<Operation>& operation = found->second;
+  const int64_t access = check(connection.peer(), *operation, header);
+  if (access < 0) return FrameHandler::Verdict::kTake;
+  if (header.type != FrameType::kData) return FrameHandler::Verdict::kTake;
+  Receiving& receiving = receiving_[&connection];
+  receiving.early = false;
+  receiving.operation = operation;
+  receiving.access = static_cast<uint32_t>(access);
+  const Access& write = operation->program->accesses()[receiving.access];
+  const uint64_t end = header.offset + header.length;
+  if (!write.reduce && limit(*operation, receiving.access) >= end &&
+      operation->progress[receiving.access].done == header.offset) {
+    receiving.buffer = {};
+    *to = operation->places[write.chunk].work + header.offset;  // straight to where it belongs
+  } else {
+    receiving.buffer = group_.engine().scratch().take(header.length);
+    *to = receiving.buffer.data();
+  }
+  return FrameHandler::Verdict::kTake;
+}
+
+void Collectives::on_frame(Connection& connection, const FrameHeader& header) {
+  if (header.type == FrameType::kPosted) return;
+  const auto entry = receiving_.find(&connection);
+  if (entry != receiving_.end() && entry->second.early) {
+    early_bytes_ += entry->second.payload.size();
+    early_[header.seq].push_back({connection.peer(), header, std::move(entry->second.payload)});
+    receiving_.erase(entry);
+    return;
+  }
+  const auto found = operations_.find(header.seq);
+  if (found == operations_.end()) return;
+  const std::shared_ptr<Operation> operation = found->second;
+  const Program::Peer* peer = operation->program->find_peer(connection.peer());
+  if (header.type == FrameType::kPulled) {
+    const uint32_t access = peer->sends[header.id];
+    advance(operation, access, header.offset - operation->progress[access].done);
+  } else if (header.type == FrameType::kAt) {
+    const uint32_t access = peer->receives[header.id];
+    Operation::Block block;
+    block.offset = header.offset;
+    block.length = header.length;
+    block.address = header.address;
+    operation->progress[access].moved += header.length;
+    operation->pullable[access].push_back(std::move(block));
+    schedule_pull(operation, access);
+  } else if (entry != receiving_.end()) {
+    Receiving receiving = std::move(entry->second);
+    receiving_.erase(entry);
+    operation->progress[receiving.access].moved += header.length;
+    if (receiving.buffer.data() == nullptr) {
+      advance(operation, receiving.access, header.length);
+    } else {
+      take(operation, receiving.access, header.offset, header.length, std::move(receiving.buffer));
+    }
+  }
+}
+
+// Frames that came before the call.
+void Collectives::replay(const std::shared_ptr<Operation>& operation) {
+  const auto found = early_.find(operation->seq);
+  if (found == early_.end()) return;
+  const std::vector<Early> frames = std::move(found->second);
+  early_.erase(found);
+  for (const Early& frame : frames) {
+    early_bytes_ -= frame.payload.size();
+    const int64_t access = check(frame.peer, *operation, frame.header);
+    if (access < 0) return;
+    const auto index = static_cast<uint32_t>(access);
+    operation->progress[index].moved += frame.header.length;
+    if (frame.header.type == FrameType::kAt) {
+      Operation::Block block;
+      block.offset = frame.header.offset;
+      block.length = frame.header.length;
+      block.address = frame.header.address;
+      operation->pullable[index].push_back(std::move(block));
+      schedule_pull(operation, index);
+    } else {
+      ScratchPool::Buffer buffer = group_.engine().scratch().take(frame.payload.size());
+      std::memcpy(buffer.data(), frame.payload.data(), frame.payload.size());
+      take(operation, index, frame.header.offset, frame.header.length, std::move(buffer));
+    }
+    if (!group_.failure().empty()) return;
+  }
+}
+
+// Bytes have arrived: write them as soon as they may be written.
+void Collectives::take(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t offset, uint64_t length,
+                       ScratchPool::Buffer buffer) {
+  Operation::Block block;
+  block.offset = offset;
+  block.length = length;
+  block.buffer = std::move(buffer);
+  operation->arrived[access].push_back(std::move(block));
+  apply(operation, access);
+}
+
+void Collectives::apply(const std::shared_ptr<Operation>& operation, uint32_t access) {
+  const auto found = operation->arrived.find(access);
+  if (found != operation->arrived.end()) {
+    std::deque<Operation::Block>& blocks = found->second;
+    while (!blocks.empty() && blocks.front().offset + blocks.front().length <= limit(*operation, access)) {
+      const Operation::Block block = std::move(blocks.front());
+      blocks.pop_front();
+      write(*operation, access, block.offset, block.buffer.data(), block.length);
+      advance(operation, access, block.length);
+      if (!group_.failure().empty()) return;
+    }
+  }
+  if (!operation->pullable.empty()) schedule_pull(operation, access);
+}
+
+void Collectives::write(Operation& operation, uint32_t index, uint64_t offset, const uint8_t* bytes, uint64_t length) {
+  const Access& access = operation.program->accesses()[index];
+  const Place& place = operation.places[access.chunk];
+  uint8_t* to = place.work + offset;
+  if (!access.reduce) {
+    std::memcpy(to, bytes, length);
+  } else if (operation.reduction != nullptr) {
+    const uint8_t* own = (access.from_input ? place.input : place.work) + offset;
+    operation.reduction(to, own, bytes, length / operation.element_bytes);
+  }
+}
+
+// Pulling ahead of what may be written is needed only where two ranks swap in one step, and each waits for the other
+// to have read; anywhere else it would cost a copy.
+bool Collectives::may_pull(const Operation& operation, uint32_t index) const {
+  const auto found = operation.pullable.find(index);
+  if (found == operation.pullable.end() || found->second.empty()) return false;
+  return operation.program->accesses()[index].swaps || limit(operation, index) > found->second.front().offset;
+}
+
+void Collectives::schedule_pull(const std::shared_ptr<Operation>& operation, uint32_t access) {
+  if (operation->progress[access].queued || !may_pull(*operation, access)) return;
+  operation->progress[access].queued = true;
+  pulls_.emplace_back(operation, access);
+  group_.engine().wake();
+}
+
+bool Collectives::work() {
+  std::shared_ptr<Operation> operation;
+  uint32_t index = 0;
+  while (!pulls_.empty() && operation == nullptr) {
+    operation = pulls_.back().first.lock();
+    index = pulls_.back().second;
+    pulls_.pop_back();
+    if (operation != nullptr && operation->left == 0) operation = nullptr;
+  }
+  if (operation == nullptr) return false;
+  operation->progress[index].queued = false;
+  if (!may_pull(*operation, index)) return true;
+  const Access& access = operation->program->accesses()[index];
+  const uint32_t peer = access.peer;
+  Connection* connection = group_.connection(peer, Lane::kCollective);
+  if (connection == nullptr) return true;
+
+  std::deque<Operation::Block>& blocks = operation->pullable[index];
+  Operation::Block& block = blocks.front();
+  const uint64_t allowed = limit(*operation, index);
+  const uint64_t offset = block.offset;
+  const bool now = allowed > offset;
+  const uint64_t length = std::min({kSliceBytes, block.length, now ? allowed - offset : block.length});
+  const bool direct = now && !access.reduce;
+  ScratchPool::Buffer buffer;
+  uint8_t* to = operation->places[access.chunk].work + offset;
+  if (!direct) {
+    buffer = group_.engine().scratch().take(length);
+    to = buffer.data();
+  }
+  try {
+    connection->transport().pull(connection->pullable_process(), block.address, to, length);
+  } catch (const std::system_error& error) {
+    group_.lose(peer, error.code().value() == ESRCH ? "closed its connection: its process died"
+                                                    : std::string("cannot be read from: ") + error.what());
+    return true;
+  }
+  block.offset += length;
+  block.address += length;
+  block.length -= length;
+  const uint64_t pulled = block.offset;
+  const bool finished = block.length == 0;
+  if (finished) blocks.pop_front();
+  if (finished || pulled % kAcknowledgeBytes < length) {
+    FrameHeader header;
+    header.type = FrameType::kPulled;
+    header.id = access.wire;
+    header.seq = operation->seq;
+    header.offset = pulled;
+    header.call = operation->call;
+    connection->enqueue_control(header);
+    group_.mark(*connection);
+  }
+  schedule_pull(operation, index);  // below whatever this slice lets go on
+  if (direct) {
+    advance(operation, index, length);
+  } else if (now) {
+    write(*operation, index, offset, buffer.data(), length);
+    advance(operation, index, length);
+  } else {
+    take(operation, index, offset, length, std::move(buffer));
+  }
+  group_.flush_marked();
+  return true;
+}
+
+int64_t Collectives::check(uint32_t from, const Operation& operation, const FrameHeader& header) {
+  if (header.call != operation.call) {
+    group_.fail(from, mismatch(from, header.call, operation.seq));
+    return -1;
+  }
+  const Program::Peer* peer = operation.program->find_peer(from);
+  const bool acknowledges = header.type == FrameType::kPulled;
+  const std::vector<uint32_t> none;
+  const std::vector<uint32_t>& list = peer == nullptr ? none : acknowledges ? peer->sends : peer->receives;
+  if (header.id >= list.size()) {
+    group_.fail(from, group_.who(from) + " sent a frame that is not part of the schedule");
+    return -1;
+  }
+  const uint32_t access = list[header.id];
+  const Operation::Progress& progress = operation.progress[access];
+  const uint64_t bytes = operation.places[operation.program->accesses()[access].chunk].bytes;
+  if (acknowledges) {
+    if (header.offset < progress.done || header.offset > progress.moved) {
+      group_.fail(from, group_.who(from) + " acknowledged bytes it was not offered");
+      return -1;
+    }
+    return access;
+  }
+  if (header.total != bytes) {
+    group_.fail(from, group_.who(from) + " sends " + std::to_string(header.total) + " bytes where rank " +
+                          std::to_string(group_.rank()) + " expects " + std::to_string(bytes) +
+                          ": their sizes do not fit");
+    return -1;
+  }
+  const bool whole = header.length % operation.element_bytes == 0 || bytes % operation.element_bytes != 0;
+  if (header.offset != progress.moved || header.length == 0 || header.length > bytes - header.offset || !whole) {
+    group_.fail(from, group_.who(from) + " sent a frame out of order");
+    return -1;
+  }
+  return access;
+}
+
+void Collectives::complete(const std::shared_ptr<Operation>& operation) {
+  operations_.erase(operation->seq);
+  if (operation->epilogue) operation->epilogue();
+  operation->memory.clear();
+  operation->on_done("");
+}
+
+void Collectives::fail(const std::string& reason) {
+  auto operations = std::move(operations_);
+  operations_.clear();
+  outgoing_.clear();
+  early_.clear();
+  pulls_.clear();
+  receiving_.clear();
+  for (const auto& [seq, operation] : operations) {
+    operation->left = 0;
+    operation->memory.clear();
+    operation->arrived.clear();
+    operation->on_done(operation->title() + ": " + reason);
+  }
+}
+
+bool Collectives::needs(uint32_t peer) const {
+  for (const auto& [seq, operation] : operations_) {
+    const Program::Peer* entry = operation->program->find_peer(peer);
+    if (entry == nullptr) continue;
+    for (const auto* list : {&entry->sends, &entry->receives}) {
+      for (const uint32_t access : *list) {
+        const uint64_t bytes = operation->places[operation->program->accesses()[access].chunk].bytes;
+        // What has arrived is only waiting for its turn.
+        const Operation::Progress& progress = operation->progress[access];
+        const bool here = operation->program->accesses()[access].write && operation->pullable.count(access) == 0 &&
+                          progress.moved == bytes;
+        if (progress.done < bytes && !here) return true;
+      }
+    }
+  }
+  return false;
+}
+
+std::shared_ptr<Operation> Collectives::earliest() const {
+  std::shared_ptr<Operation> first;
+  for (const auto& [seq, operation] : operations_) {
+    if (first == nullptr || operation->deadline < first->deadline) first = operation;
+  }
+  return first;
+}
+
+std::shared_ptr<Operation> Collectives::find(uint64_t seq) const {
+  const auto found = operations_.find(seq);
+  return found == operations_.end() ? nullptr : found->second;
+}
+
+std::vector<uint32_t> Collectives::waits_for(const Operation& operation) const {
+  std::vector<uint32_t> ranks;
+  for (const Program::Peer& peer : operation.program->peers()) {
+    bool waits = false;
+    for (const auto* list : {&peer.sends, &peer.receives}) {
+      for (const uint32_t access : *list) {
+        const uint64_t bytes = operation.places[operation.program->accesses()[access].chunk].bytes;
+        const Operation::Progress& progress = operation.progress[access];
+        const bool write = operation.program->accesses()[access].write;
+        waits = waits || (write ? progress.moved < bytes : progress.done < progress.moved);
+      }
+    }
+    if (waits) ranks.push_back(peer.rank);
+  }
+  return ranks;
+}
+
+std::string Collectives::mismatch(uint32_t peer, const Call& theirs, uint64_t seq) const {
+  const uint64_t age = next_seq_ - 1 - seq;
+  if (seq >= next_seq_ || age >= history_.size()) {
+    return group_.who(peer) + " sent a frame of collective #" + std::to_string(seq) + ", which ended long ago";
+  }
+  const Call& ours = history_[history_.size() - 1 - age];
+  const std::string number = " as #" + std::to_string(seq);
+  if (ours.text() == theirs.text() && ours.schedule != theirs.schedule) {
+    return "rank " + std::to_string(group_.rank()) + " and " + group_.who(peer) + " run " + ours.text() + number +
+           " by different schedules: set PACELINE_ALGORITHM and the other PACELINE_ variables alike on all ranks";
+  }
+  if (ours == theirs) {
+    return group_.who(peer) + " sent bytes of " + ours.text() + number + ", which rank " +
+           std::to_string(group_.rank()) + " has finished: the ranks differ in what they passed";
+  }
+  return "rank " + std::to_string(group_.rank()) + " called " + ours.text() + number + ", and " + group_.who(peer) +
+         " called " + theirs.text() + ": all ranks must call the same collectives in the same order";
+}
+
+}  // namespace paceline

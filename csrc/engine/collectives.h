@@ -1,0 +1,100 @@
+// Runs the collectives of one group: which bytes may go out, where arriving bytes belong, what they let go on.
+// It knows no algorithm: programs say everything.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/connection.h"
+#include "engine/operation.h"
+
+namespace paceline {
+
+class Group;
+
+class Collectives {
+ public:
+  explicit Collectives(Group& group) : group_(group) {}
+
+  void post(std::shared_ptr<Operation> operation);
+
+  FrameHandler::Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to);
+  void on_frame(Connection& connection, const FrameHeader& header);
+  void on_sent(Connection& connection, const OutFrame& frame);
+  void on_room(Connection& connection);
+
+  // One slice of pulling; false when there is nothing to pull.
+  bool work();
+  bool has_work() const { return !pulls_.empty(); }
+
+  // Ends everything in flight.
+  void fail(const std::string& reason);
+
+  bool needs(uint32_t peer) const;
+  // The operation in flight whose deadline is first, or nullptr.
+  std::shared_ptr<Operation> earliest() const;
+  std::shared_ptr<Operation> find(uint64_t seq) const;
+  // The ranks it still expects bytes from, or whose pull it awaits.
+  std::vector<uint32_t> waits_for(const Operation& operation) const;
+
+  uint64_t last_posted() const { return next_seq_ - 1; }
+  Call last_call() const { return history_.empty() ? Call{} : history_.back(); }
+  void forget(const Connection& connection) { receiving_.erase(&connection); }
+
+ private:
+  // What a peer is owed, by collective.
+  struct Outgoing {
+    struct Queue {
+      uint32_t left = 0;            // accesses not yet handed over completely
+      std::deque<uint32_t> ready;   // accesses with bytes to hand over
+    };
+    std::map<uint64_t, Queue> queues;
+    uint64_t posted = 0;  // the peer has called collectives up to this one
+  };
+  struct Early {
+    uint32_t peer = 0;
+    FrameHeader header;
+    std::vector<uint8_t> payload;
+  };
+
+  uint64_t limit(const Operation& operation, uint32_t access) const;
+  void offer(const std::shared_ptr<Operation>& operation, uint32_t access);
+  void hand_over(Connection& connection, const std::shared_ptr<Operation>& operation, uint32_t access);
+  void advance(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t bytes);
+  void apply(const std::shared_ptr<Operation>& operation, uint32_t access);
+  void write(Operation& operation, uint32_t access, uint64_t offset, const uint8_t* bytes, uint64_t length);
+  void schedule_pull(const std::shared_ptr<Operation>& operation, uint32_t access);
+  bool may_pull(const Operation& operation, uint32_t access) const;
+  void replay(const std::shared_ptr<Operation>& operation);
+  void take(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t offset, uint64_t length,
+            ScratchPool::Buffer buffer);
+  // The access a frame is for, or -1 after failing the group because the frame makes no sense.
+  int64_t check(uint32_t peer, const Operation& operation, const FrameHeader& header);
+  void complete(const std::shared_ptr<Operation>& operation);
+  std::string mismatch(uint32_t peer, const Call& theirs, uint64_t seq) const;
+
+  Group& group_;
+  uint64_t next_seq_ = 1;
+  std::map<uint64_t, std::shared_ptr<Operation>> operations_;
+  std::deque<Call> history_;  // of the last collectives, to explain a frame that comes too late
+  std::map<uint32_t, Outgoing> outgoing_;
+  std::map<uint64_t, std::vector<Early>> early_;  // frames of collectives this rank has not called yet
+  uint64_t early_bytes_ = 0;
+  std::vector<std::pair<std::weak_ptr<Operation>, uint32_t>> pulls_;  // a stack: what was let go on last is in cache
+
+  // The frame being received on a connection, where its payload goes to scratch first.
+  struct Receiving {
+    std::shared_ptr<Operation> operation;
+    uint32_t access = 0;
+    ScratchPool::Buffer buffer;
+    bool early = false;
+    std::vector<uint8_t> payload;
+  };
+  std::map<const Connection*, Receiving> receiving_;
+};
+
+}  // namespace paceline

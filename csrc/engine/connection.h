@@ -1,0 +1,125 @@
+// One established stream to one peer: frames in, frames out. It moves bytes and keeps their order; what a frame means
+// is its handler's business.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "common/fd.h"
+#include "engine/poller.h"
+#include "transport/frame.h"
+#include "transport/handshake.h"
+#include "transport/transport.h"
+
+namespace paceline {
+
+class Connection;
+
+// A frame on its way out. Payload is borrowed until `on_sent`, or owned.
+struct OutFrame {
+  FrameHeader header;
+  const uint8_t* payload = nullptr;
+  std::vector<uint8_t> owned;
+  void* owner = nullptr;  // the handler's: whom to tell when it is sent
+};
+
+class FrameHandler {
+ public:
+  enum class Verdict { kTake, kPause };
+
+  // A header has arrived. Payload, if any, goes to `*to` (at least header.length bytes). kPause: stop reading this
+  // connection until `resume`, then ask again.
+  virtual Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to) = 0;
+  virtual void on_frame(Connection& connection, const FrameHeader& header) = 0;
+
+  // The frame's last byte is with the kernel.
+  virtual void on_sent(Connection& connection, const OutFrame& frame) = 0;
+
+  // There is room: enqueue more frames, if any.
+  virtual void on_room(Connection& connection) = 0;
+
+  // The stream has ended, or cannot be trusted any more. The connection is not used after this.
+  virtual void on_broken(Connection& connection, const std::string& reason) = 0;
+
+ protected:
+  ~FrameHandler() = default;
+};
+
+class Connection final : public Watcher {
+ public:
+  Connection(Poller& poller, FrameHandler& handler, const Transport& transport, Fd fd, uint32_t peer, Lane lane);
+  ~Connection() override;
+
+  uint32_t peer() const { return peer_; }
+  Lane lane() const { return lane_; }
+  const Transport& transport() const { return transport_; }
+  int pullable_process() const { return process_; }
+
+  // Bytes that must precede all frames (the last message of the handshake).
+  void enqueue_raw(std::vector<uint8_t> bytes);
+  void enqueue(OutFrame frame);
+  void enqueue_control(const FrameHeader& header);
+  bool has_room() const { return out_.size() < kMostFrames && out_bytes_ < kMostBytes; }
+  bool idle() const { return out_.empty(); }
+
+  // Writes what can be written now, asking the handler for more as long as there is room.
+  void flush();
+  bool paused() const { return paused_; }
+  // The peer has closed its side while reading was paused: pausing again would hide why.
+  bool hung_up() const { return hung_up_; }
+  uint64_t paused_seq() const { return header_.seq; }
+  void resume();
+  // No more frames out after those enqueued; then the stream is half closed, and what still arrives is discarded.
+  void finish();
+
+  void on_event(uint32_t events) override;
+
+ private:
+  static constexpr size_t kMostFrames = 32;
+  static constexpr size_t kMostBytes = 1 << 20;
+
+  bool read_some();
+  bool parse();
+  void complete_payload();
+  bool write_some();
+  void watch();
+  void broken(const std::string& reason);
+  void discard();
+
+  Poller& poller_;
+  FrameHandler& handler_;
+  const Transport& transport_;
+  Fd fd_;
+  uint32_t peer_;
+  Lane lane_;
+  int process_;
+
+  // In: bytes read ahead, the frame being received, and where its payload goes.
+  std::array<uint8_t, 8192> ahead_;
+  size_t ahead_begin_ = 0, ahead_end_ = 0;
+  bool in_frame_ = false;
+  FrameHeader header_;
+  uint8_t* to_ = nullptr;
+  uint64_t to_go_ = 0;
+  bool paused_ = false;
+  bool hung_up_ = false;
+
+  // Out.
+  std::deque<OutFrame> out_;
+  std::deque<std::array<uint8_t, kFrameHeaderBytes>> headers_;  // encoded, one a frame of out_
+  std::vector<uint8_t> raw_;
+  size_t front_written_ = 0;  // bytes of the front frame, header included
+  size_t out_bytes_ = 0;
+  bool wants_write_ = false;
+  bool finishing_ = false;
+  bool finished_ = false;
+  bool broken_ = false;
+  uint32_t watched_ = 0;
+};
+
+}  // namespace paceline

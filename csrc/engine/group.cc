@@ -1,0 +1,316 @@
+#include "engine/group.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "common/log.h"
+#include "engine/engine.h"
+
+namespace paceline {
+namespace {
+
+// How long other ranks have to say whether they are there, when an operation has run out of time.
+constexpr auto kInquiryTime = std::chrono::milliseconds(1000);
+
+std::string seconds(std::chrono::milliseconds duration) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(duration.count()) / 1000.0);
+  return text.data();
+}
+
+}  // namespace
+
+Group::Group(Engine& engine, Membership membership)
+    : engine_(engine),
+      membership_(std::move(membership)),
+      peers_(membership_.size),
+      collectives_(*this),
+      mailbox_(*this) {}
+
+Group::~Group() = default;
+
+std::string Group::who(uint32_t peer) const {
+  const std::string rank = "rank " + std::to_string(peer);
+  return peer < membership_.addresses.size() ? rank + " (" + membership_.addresses[peer].host + ")" : rank;
+}
+
+Connection* Group::connection(uint32_t peer, Lane lane) {
+  LaneState& state = peers_[peer].lanes[index(lane)];
+  if (state.connection != nullptr) return state.connection.get();
+  if (state.opening == Opening::kNone && peers_[peer].gone.empty() && !left_ && failure_.empty()) {
+    engine_.introductions().open(*this, peer, lane);
+  }
+  return state.connection.get();
+}
+
+void Group::reopen(uint32_t peer, Lane lane) {
+  if (collectives_.needs(peer) || mailbox_.needs(peer)) connection(peer, lane);
+}
+
+void Group::attach(std::unique_ptr<Connection> connection) {
+  LaneState& state = peers_[connection->peer()].lanes[index(connection->lane())];
+  state.opening = Opening::kOpen;
+  state.connection = std::move(connection);
+  mark(*state.connection);
+  if (state.connection->lane() == Lane::kCollective && collectives_.last_posted() > 0) {
+    FrameHeader header;
+    header.type = FrameType::kPosted;
+    header.seq = collectives_.last_posted();
+    state.connection->enqueue_control(header);
+  }
+  if (inquiry_ != nullptr && state.connection->lane() == Lane::kMessages) {
+    FrameHeader header;
+    header.type = FrameType::kProbe;
+    header.seq = inquiry_->seq;
+    state.connection->enqueue_control(header);
+  }
+  flush_marked();
+}
+
+void Group::mark(Connection& connection) {
+  if (std::find(marked_.begin(), marked_.end(), &connection) == marked_.end()) marked_.push_back(&connection);
+}
+
+void Group::flush_marked() {
+  while (!marked_.empty()) {
+    Connection* connection = marked_.back();
+    marked_.pop_back();
+    connection->flush();
+  }
+}
+
+FrameHandler::Verdict Group::on_header(Connection& connection, const FrameHeader& header, uint8_t** to) {
+  switch (header.type) {
+    case FrameType::kError: {
+      std::vector<uint8_t>& text = error_texts_[&connection];
+      text.resize(header.length);
+      *to = text.data();
+      return Verdict::kTake;
+    }
+    case FrameType::kBye:
+    case FrameType::kProbe:
+    case FrameType::kStatus: return Verdict::kTake;
+    default: break;
+  }
+  return connection.lane() == Lane::kCollective ? collectives_.on_header(connection, header, to)
+                                                : mailbox_.on_header(connection, header, to);
+}
+
+void Group::on_frame(Connection& connection, const FrameHeader& header) {
+  const uint32_t peer = connection.peer();
+  switch (header.type) {
+    case FrameType::kError: {
+      const std::vector<uint8_t> bytes = std::move(error_texts_[&connection]);
+      error_texts_.erase(&connection);
+      const std::string text(bytes.begin(), bytes.end());
+      fail(header.id < size() ? static_cast<int64_t>(header.id) : -1,
+           text.find("(told by rank") == std::string::npos ? text + " (told by rank " + std::to_string(peer) + ")"
+                                                           : text);
+      return;
+    }
+    case FrameType::kBye: peers_[peer].said_bye = true; return;
+    case FrameType::kProbe: {
+      FrameHeader answer;
+      answer.type = FrameType::kStatus;
+      answer.seq = collectives_.last_posted();
+      answer.call = collectives_.last_call();
+      connection.enqueue_control(answer);
+      mark(connection);
+      return flush_marked();
+    }
+    case FrameType::kStatus:
+      if (inquiry_ != nullptr) {
+        inquiry_->answers[peer] = static_cast<int64_t>(header.seq);
+        inquiry_->calls[peer] = header.call;
+      }
+      return;
+    default: break;
+  }
+  if (connection.lane() == Lane::kCollective) {
+    collectives_.on_frame(connection, header);
+  } else {
+    mailbox_.on_frame(connection, header);
+  }
+  flush_marked();
+}
+
+void Group::on_sent(Connection& connection, const OutFrame& frame) {
+  if (connection.lane() == Lane::kCollective) {
+    collectives_.on_sent(connection, frame);
+  } else {
+    mailbox_.on_sent(connection, frame);
+  }
+}
+
+void Group::on_room(Connection& connection) {
+  if (connection.lane() == Lane::kCollective) {
+    collectives_.on_room(connection);
+  } else {
+    mailbox_.on_room(connection);
+  }
+}
+
+void Group::on_broken(Connection& connection, const std::string& reason) {
+  const uint32_t peer = connection.peer();
+  LaneState& state = peers_[peer].lanes[index(connection.lane())];
+  std::erase(marked_, &connection);
+  error_texts_.erase(&connection);
+  if (state.connection.get() == &connection) engine_.poller().bury(std::move(state.connection));
+  if (failure_.empty() && !left_) {
+    lose(peer, peers_[peer].said_bye ? "has left the group" : reason + ": its process died");
+  }
+  collectives_.forget(connection);
+  mailbox_.forget(connection);
+}
+
+void Group::lose(uint32_t peer, const std::string& reason) {
+  if (peers_[peer].gone.empty()) peers_[peer].gone = reason;
+  if (!failure_.empty() || left_) return;
+  if (inquiry_ != nullptr) return;  // conclude() knows more
+  if (collectives_.needs(peer) || mailbox_.needs(peer)) fail(peer, who(peer) + " " + peers_[peer].gone);
+}
+
+void Group::fail(int64_t culprit, const std::string& reason) {
+  if (!failure_.empty()) return;
+  failure_ = reason;
+  log(LogLevel::kInfo, "rank " + std::to_string(rank()) + ": " + reason);
+  // Peers first: by the time the caller sees the error, they are on their way to know.
+  for (Peer& peer : peers_) {
+    for (LaneState& lane : peer.lanes) {
+      if (lane.connection == nullptr) continue;
+      OutFrame frame;
+      frame.header.type = FrameType::kError;
+      frame.header.id = culprit < 0 ? UINT32_MAX : static_cast<uint32_t>(culprit);
+      frame.owned.assign(reason.begin(), reason.begin() + static_cast<std::ptrdiff_t>(
+                                                              std::min<size_t>(reason.size(), kMaxErrorBytes)));
+      frame.header.length = frame.owned.size();
+      lane.connection->enqueue(std::move(frame));
+      lane.connection->finish();
+    }
+  }
+  marked_.clear();
+  engine_.introductions().forget(*this);
+  inquiry_.reset();
+  collectives_.fail(reason);
+  mailbox_.fail(reason);
+}
+
+void Group::leave() {
+  if (left_) return;
+  left_ = true;
+  if (failure_.empty()) {
+    failure_ = "the group was destroyed by this rank (destroy_process_group) before it finished";
+    for (Peer& peer : peers_) {
+      for (LaneState& lane : peer.lanes) {
+        if (lane.connection == nullptr) continue;
+        FrameHeader header;
+        header.type = FrameType::kBye;
+        lane.connection->enqueue_control(header);
+        lane.connection->finish();
+      }
+    }
+  }
+  marked_.clear();
+  engine_.introductions().forget(*this);
+  collectives_.fail(failure_);
+  mailbox_.fail(failure_);
+}
+
+bool Group::closed() const {
+  for (const Peer& peer : peers_) {
+    for (const LaneState& lane : peer.lanes) {
+      if (lane.connection != nullptr) return false;
+    }
+  }
+  return true;
+}
+
+void Group::close() {
+  for (Peer& peer : peers_) {
+    for (LaneState& lane : peer.lanes) {
+      if (lane.connection != nullptr) engine_.poller().bury(std::move(lane.connection));
+    }
+  }
+}
+
+Clock::time_point Group::tick(Clock::time_point now) {
+  Clock::time_point next = Clock::time_point::max();
+  if (!failure_.empty()) return next;
+  if (inquiry_ != nullptr) {
+    const bool finished = collectives_.find(inquiry_->seq) == nullptr;
+    const bool answered = std::count(inquiry_->answers.begin(), inquiry_->answers.end(), -1) == 0;
+    if (finished) {
+      inquiry_.reset();  // just in time
+    } else if (answered || now >= inquiry_->until) {
+      conclude();
+      return next;
+    } else {
+      return inquiry_->until;
+    }
+  }
+  const std::shared_ptr<Operation> operation = collectives_.earliest();
+  if (operation != nullptr && operation->deadline <= now) {
+    inquire(*operation, now);
+    return inquiry_ != nullptr ? inquiry_->until : next;
+  }
+  if (operation != nullptr) next = operation->deadline;
+  const std::shared_ptr<Message> message = mailbox_.earliest();
+  if (message != nullptr && message->deadline <= now) {
+    mailbox_.expire(message);
+    return now;
+  }
+  if (message != nullptr) next = std::min(next, message->deadline);
+  return next;
+}
+
+// Asks every rank whether it is there and what it has called, so that the error can name the one to look at.
+void Group::inquire(const Operation& operation, Clock::time_point now) {
+  inquiry_ = std::make_unique<Inquiry>();
+  inquiry_->seq = operation.seq;
+  inquiry_->until = now + kInquiryTime;
+  inquiry_->answers.assign(size(), -1);
+  inquiry_->calls.resize(size());
+  inquiry_->answers[rank()] = static_cast<int64_t>(collectives_.last_posted());
+  for (uint32_t peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    Connection* open = connection(peer, Lane::kMessages);
+    if (open == nullptr) continue;
+    FrameHeader header;
+    header.type = FrameType::kProbe;
+    header.seq = operation.seq;
+    open->enqueue_control(header);
+    mark(*open);
+  }
+  flush_marked();
+}
+
+void Group::conclude() {
+  const std::unique_ptr<Inquiry> inquiry = std::move(inquiry_);
+  const std::shared_ptr<Operation> operation = collectives_.find(inquiry->seq);
+  if (operation == nullptr) return;
+  std::string blamed;
+  int64_t culprit = -1;
+  auto blame = [&](uint32_t peer, const std::string& what) {
+    if (culprit < 0) culprit = peer;
+    blamed += (blamed.empty() ? "" : "; ") + who(peer) + " " + what;
+  };
+  for (uint32_t peer = 0; peer < size(); ++peer) {
+    if (inquiry->answers[peer] < 0) blame(peer, peers_[peer].gone.empty() ? "does not answer" : peers_[peer].gone);
+  }
+  for (uint32_t peer = 0; peer < size(); ++peer) {
+    const int64_t posted = inquiry->answers[peer];
+    if (posted < 0 || posted >= static_cast<int64_t>(inquiry->seq)) continue;
+    blame(peer, "has not called it" + (posted == 0 ? std::string()
+                                                   : "; its last call was " + inquiry->calls[peer].text() + " #" +
+                                                         std::to_string(posted)));
+  }
+  if (blamed.empty()) {
+    for (const uint32_t peer : collectives_.waits_for(*operation)) {
+      blame(peer, "has called it, but is slow or cannot be reached; rank " + std::to_string(rank()) +
+                      " is waiting for it");
+    }
+  }
+  fail(culprit, "timed out after " + seconds(operation->timeout) + ": " + blamed);
+}
+
+}  // namespace paceline

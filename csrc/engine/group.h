@@ -1,0 +1,125 @@
+// One rank's membership in one process group: its peers, the connections to them, and how it fails.
+//
+// Everything here runs under the engine's lock. A group fails as a whole: the first error is told to every peer, all
+// operations end with it, and later calls repeat it.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/collectives.h"
+#include "engine/connection.h"
+#include "engine/mailbox.h"
+#include "engine/operation.h"
+
+namespace paceline {
+
+class Engine;
+
+struct PeerAddress {
+  std::string host;  // for people
+  std::string tcp;
+  std::string shm;
+};
+
+struct Membership {
+  GroupId id{};
+  Secret secret{};
+  uint64_t epoch = 0;
+  uint32_t rank = 0;
+  uint32_t size = 1;
+  std::vector<PeerAddress> addresses;  // by rank; known a little later than the rest
+};
+
+class Group final : public FrameHandler {
+ public:
+  Group(Engine& engine, Membership membership);
+  ~Group();
+
+  uint32_t rank() const { return membership_.rank; }
+  uint32_t size() const { return membership_.size; }
+  const Membership& membership() const { return membership_; }
+  Engine& engine() { return engine_; }
+  Collectives& collectives() { return collectives_; }
+  Mailbox& mailbox() { return mailbox_; }
+  const std::string& failure() const { return failure_; }
+
+  void introduce(std::vector<PeerAddress> addresses) { membership_.addresses = std::move(addresses); }
+
+  // "rank 3 (hostname)"
+  std::string who(uint32_t peer) const;
+
+  // The connection to a peer, opened if there is none yet; nullptr while it is being opened or when the peer is gone.
+  Connection* connection(uint32_t peer, Lane lane);
+  bool gone(uint32_t peer) const { return !peers_[peer].gone.empty(); }
+  void mark(Connection& connection);  // has frames to send: flushed at the end of the turn
+  void flush_marked();
+
+  // The group has failed: the first reason counts. `culprit` is the rank to blame, or -1.
+  void fail(int64_t culprit, const std::string& reason);
+  // An orderly end: peers are told.
+  void leave();
+  // Whether all connections have ended; and ends those that have not.
+  bool closed() const;
+  void close();
+
+  // Deadlines. Returns when to be called again.
+  Clock::time_point tick(Clock::time_point now);
+
+  // Of the introductions (see introductions.h).
+  enum class Opening { kNone, kInitiated, kAccepting, kOpen };
+  Opening opening(uint32_t peer, Lane lane) const { return peers_[peer].lanes[index(lane)].opening; }
+  void set_opening(uint32_t peer, Lane lane, Opening opening) { peers_[peer].lanes[index(lane)].opening = opening; }
+  void attach(std::unique_ptr<Connection> connection);
+  // A connection that somebody had begun to open came to nothing: open it ourselves if it is needed.
+  void reopen(uint32_t peer, Lane lane);
+  // The peer cannot be reached any more; an empty reason repeats the one known. Fails the group if it is needed.
+  void lose(uint32_t peer, const std::string& reason);
+
+  // Of the connections.
+  Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to) override;
+  void on_frame(Connection& connection, const FrameHeader& header) override;
+  void on_sent(Connection& connection, const OutFrame& frame) override;
+  void on_room(Connection& connection) override;
+  void on_broken(Connection& connection, const std::string& reason) override;
+
+ private:
+  struct LaneState {
+    Opening opening = Opening::kNone;
+    std::unique_ptr<Connection> connection;
+  };
+  struct Peer {
+    std::array<LaneState, kNumLanes> lanes;
+    std::string gone;  // why it cannot be reached any more
+    bool said_bye = false;
+  };
+  // A question to all ranks about an operation that takes too long.
+  struct Inquiry {
+    uint64_t seq = 0;
+    Clock::time_point until;
+    std::vector<int64_t> answers;  // highest collective called, or -1 for no answer
+    std::vector<Call> calls;
+  };
+
+  static size_t index(Lane lane) { return static_cast<size_t>(lane); }
+  void inquire(const Operation& operation, Clock::time_point now);
+  void conclude();
+
+  Engine& engine_;
+  Membership membership_;
+  std::vector<Peer> peers_;
+  Collectives collectives_;
+  Mailbox mailbox_;
+  std::vector<Connection*> marked_;
+  std::map<const Connection*, std::vector<uint8_t>> error_texts_;
+  std::unique_ptr<Inquiry> inquiry_;
+  std::string failure_;
+  bool left_ = false;
+};
+
+}  // namespace paceline

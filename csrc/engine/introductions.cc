@@ -1,0 +1,277 @@
+#include "engine/introductions.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "common/log.h"
+#include "engine/engine.h"
+#include "engine/group.h"
+
+namespace paceline {
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(10);
+constexpr size_t kMostStrangers = 4096;
+
+}  // namespace
+
+class Introductions::Door final : public Watcher {
+ public:
+  Door(Introductions& introductions, Transport& transport) : introductions_(introductions), transport_(transport) {}
+
+  void on_event(uint32_t) override {
+    for (int i = 0; i < 64; ++i) {
+      Fd fd = transport_.accept();
+      if (!fd) return;
+      introductions_.admit(transport_, std::move(fd));
+    }
+  }
+
+ private:
+  Introductions& introductions_;
+  Transport& transport_;
+};
+
+class Introductions::Stranger final : public Watcher {
+ public:
+  enum class State { kConnecting, kHello, kWelcome, kConfirm };
+
+  // Accepted.
+  Stranger(Introductions& introductions, Transport& transport, Fd fd)
+      : introductions_(introductions), transport_(transport), fd_(std::move(fd)), state_(State::kHello) {
+    watch(EPOLLIN);
+  }
+
+  // Initiated.
+  Stranger(Introductions& introductions, Transport& transport, Fd fd, Group& group, uint32_t peer, Lane lane)
+      : introductions_(introductions),
+        transport_(transport),
+        fd_(std::move(fd)),
+        state_(State::kConnecting),
+        group_(&group),
+        peer_(peer),
+        lane_(lane) {
+    deadline_ = Clock::time_point::max();  // how long to wait for a member is for the operation to say
+    watch(EPOLLOUT);
+  }
+
+  ~Stranger() override {
+    if (fd_) introductions_.engine_.poller().remove(fd_.get());
+  }
+
+  const Group* group() const { return group_ != nullptr ? group_ : claimed_; }
+  uint32_t peer() const { return peer_; }
+  Lane lane() const { return lane_; }
+  bool initiated() const { return state_ == State::kConnecting || state_ == State::kWelcome; }
+  Clock::time_point deadline() const { return deadline_; }
+
+  // The other side is gone or not to be trusted.
+  void give_up(const std::string& why) {
+    Group* group = group_;
+    Group* claimed = claimed_;
+    const uint32_t peer = peer_;
+    const Lane lane = lane_;
+    if (group == nullptr) log(LogLevel::kInfo, "dropped a connection at " + transport_.address() + ": " + why);
+    introductions_.drop(*this);
+    if (group != nullptr) {
+      group->set_opening(peer, lane, Group::Opening::kNone);
+      group->lose(peer, why);
+    } else if (claimed != nullptr && claimed->opening(peer, lane) == Group::Opening::kAccepting) {
+      claimed->set_opening(peer, lane, Group::Opening::kNone);
+      claimed->reopen(peer, lane);
+    }
+  }
+
+  void on_event(uint32_t) override {
+    if (state_ == State::kConnecting) return connected();
+    const size_t wanted = state_ == State::kHello     ? kHelloBytes
+                          : state_ == State::kWelcome ? kWelcomeBytes
+                                                      : kConfirmBytes;
+    while (got_ < wanted) {
+      const ssize_t got = ::read(fd_.get(), bytes_.data() + got_, wanted - got_);
+      if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+      if (got == 0) return give_up("closed its connection while being introduced: its process died or left the group");
+      if (got < 0) return give_up(std::string("cannot be reached: ") + std::strerror(errno));
+      got_ += static_cast<size_t>(got);
+    }
+    got_ = 0;
+    if (state_ == State::kHello) return hello();
+    if (state_ == State::kWelcome) return welcome();
+    confirm();
+  }
+
+ private:
+  void watch(uint32_t events) { introductions_.engine_.poller().add(fd_.get(), events, this); }
+
+  // Handshake messages are small: a fresh socket takes them whole.
+  template <typename Bytes>
+  bool send(const Bytes& bytes) {
+    return ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+  }
+
+  void connected() {
+    int error = 0;
+    socklen_t length = sizeof(error);
+    ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error == ECONNREFUSED) return give_up("refused the connection: its process died");
+    if (error != 0) return give_up(std::string("cannot be reached: ") + std::strerror(error));
+    Hello message;
+    message.lane = lane_;
+    message.group = group_->membership().id;
+    message.epoch = group_->membership().epoch;
+    message.from_rank = group_->rank();
+    message.to_rank = peer_;
+    message.nonce = random_nonce();
+    hello_ = encode(message);
+    if (!send(hello_)) return give_up("closed its connection while being introduced");
+    state_ = State::kWelcome;
+    introductions_.engine_.poller().change(fd_.get(), EPOLLIN, this);
+  }
+
+  void hello() {
+    Hello message;
+    std::memcpy(hello_.data(), bytes_.data(), kHelloBytes);
+    if (!decode(std::span<const uint8_t, kHelloBytes>(hello_), &message)) return give_up("it does not speak our protocol");
+    if (message.version != kProtocolVersion) {
+      return give_up("it speaks version " + std::to_string(message.version) + " of the protocol, not " +
+                     std::to_string(kProtocolVersion));
+    }
+    Group* group = introductions_.engine_.find(message.group, message.to_rank);
+    if (group == nullptr || message.epoch != group->membership().epoch || message.from_rank >= group->size() ||
+        message.from_rank == group->rank()) {
+      return give_up("it asked for a group that is not here");
+    }
+    nonce_ = random_nonce();
+    const Group::Opening opening = group->opening(message.from_rank, message.lane);
+    Welcome answer;
+    answer.nonce = nonce_;
+    answer.proof = prove_acceptor(group->membership().secret, hello_, nonce_);
+    answer.accepted = opening == Group::Opening::kNone ||
+                      (opening == Group::Opening::kInitiated && message.from_rank < group->rank());
+    if (!send(encode(answer))) return give_up("closed its connection while being introduced");
+    if (!answer.accepted) return give_up("both sides had opened one");
+    peer_ = message.from_rank;
+    lane_ = message.lane;
+    claimed_ = group;
+    state_ = State::kConfirm;
+    introductions_.cancel(*group, peer_, lane_);
+    group->set_opening(peer_, lane_, Group::Opening::kAccepting);
+  }
+
+  void welcome() {
+    Welcome answer;
+    if (!decode(std::span<const uint8_t, kWelcomeBytes>(bytes_.data(), kWelcomeBytes), &answer)) {
+      return give_up("answered with bytes that are no handshake");
+    }
+    if (!equal_in_constant_time(answer.proof, prove_acceptor(group_->membership().secret, hello_, answer.nonce))) {
+      return give_up("does not know the group's secret: another job listens at its address");
+    }
+    if (!answer.accepted) {  // theirs stays; it is on its way
+      return introductions_.drop(*this);
+    }
+    const Digest proof = prove_initiator(group_->membership().secret, hello_, answer.nonce);
+    open(group_, std::vector<uint8_t>(proof.begin(), proof.end()));
+  }
+
+  void confirm() {
+    Digest proof;
+    std::memcpy(proof.data(), bytes_.data(), proof.size());
+    if (!equal_in_constant_time(proof, prove_initiator(claimed_->membership().secret, hello_, nonce_))) {
+      return give_up("it does not know the group's secret");
+    }
+    open(claimed_, {});
+  }
+
+  void open(Group* group, std::vector<uint8_t> last_words) {
+    Engine& engine = introductions_.engine_;
+    engine.poller().remove(fd_.get());
+    auto connection = std::make_unique<Connection>(engine.poller(), *group, transport_, std::move(fd_), peer_, lane_);
+    if (!last_words.empty()) connection->enqueue_raw(std::move(last_words));
+    introductions_.drop(*this);
+    group->attach(std::move(connection));
+  }
+
+  Introductions& introductions_;
+  Transport& transport_;
+  Fd fd_;
+  State state_;
+  Clock::time_point deadline_ = Clock::now() + kPatience;
+  Group* group_ = nullptr;    // of one that we opened
+  Group* claimed_ = nullptr;  // what one that we accepted says it is for
+  uint32_t peer_ = 0;
+  Lane lane_ = Lane::kCollective;
+  HelloBytes hello_{};
+  Nonce nonce_{};
+  std::array<uint8_t, 64> bytes_{};
+  size_t got_ = 0;
+};
+
+Introductions::Introductions(Engine& engine) : engine_(engine) {}
+
+Introductions::~Introductions() = default;
+
+void Introductions::listen(Transport& transport) {
+  doors_.push_back(std::make_unique<Door>(*this, transport));
+  engine_.poller().add(transport.listening_fd(), EPOLLIN, doors_.back().get());
+}
+
+void Introductions::admit(Transport& transport, Fd fd) {
+  if (strangers_.size() >= kMostStrangers) {  // the oldest one that only listens has had its time
+    const auto oldest = std::find_if(strangers_.begin(), strangers_.end(),
+                                     [](const auto& stranger) { return !stranger->initiated(); });
+    if (oldest == strangers_.end()) return;
+    (*oldest)->give_up("too many were waiting");
+  }
+  strangers_.push_back(std::make_unique<Stranger>(*this, transport, std::move(fd)));
+}
+
+void Introductions::open(Group& group, uint32_t peer, Lane lane) {
+  std::string address;
+  Transport* transport = engine_.transport_to(group.membership().addresses[peer], &address);
+  group.set_opening(peer, lane, Group::Opening::kInitiated);
+  try {
+    strangers_.push_back(
+        std::make_unique<Stranger>(*this, *transport, transport->connect(address), group, peer, lane));
+  } catch (const std::system_error& error) {
+    group.set_opening(peer, lane, Group::Opening::kNone);
+    group.lose(peer, error.code().value() == ECONNREFUSED ? "refused the connection: its process died"
+                                                          : std::string("cannot be reached: ") + error.what());
+  }
+}
+
+void Introductions::cancel(const Group& group, uint32_t peer, Lane lane) {
+  for (const auto& stranger : strangers_) {
+    if (stranger->group() == &group && stranger->peer() == peer && stranger->lane() == lane && stranger->initiated()) {
+      return drop(*stranger);
+    }
+  }
+}
+
+void Introductions::forget(const Group& group) {
+  for (size_t i = strangers_.size(); i-- > 0;) {
+    if (strangers_[i]->group() == &group) drop(*strangers_[i]);
+  }
+}
+
+void Introductions::drop(Stranger& stranger) {
+  const auto found = std::find_if(strangers_.begin(), strangers_.end(),
+                                  [&](const auto& entry) { return entry.get() == &stranger; });
+  if (found == strangers_.end()) return;
+  engine_.poller().bury(std::move(*found));
+  strangers_.erase(found);
+}
+
+Clock::time_point Introductions::tick(Clock::time_point now) {
+  for (size_t i = strangers_.size(); i-- > 0;) {
+    if (i < strangers_.size() && strangers_[i]->deadline() <= now) strangers_[i]->give_up("does not answer");
+  }
+  Clock::time_point next = Clock::time_point::max();
+  for (const auto& stranger : strangers_) next = std::min(next, stranger->deadline());
+  return next;
+}
+
+}  // namespace paceline

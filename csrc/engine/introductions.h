@@ -1,0 +1,55 @@
+// Connections that are not trusted yet: opened by us or by somebody. See transport/handshake.h for the protocol.
+//
+//   state      initiated by us                          accepted from somebody
+//   connecting waits for the socket; sends hello        -
+//   hello      -                                        waits for hello; answers welcome or drops
+//   welcome    waits for welcome; sends confirm: open   -
+//   confirm    -                                        waits for confirm: open
+//
+// When two ranks open at once, the lower rank's connection stays.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/operation.h"
+#include "engine/poller.h"
+#include "transport/handshake.h"
+#include "transport/transport.h"
+
+namespace paceline {
+
+class Engine;
+class Group;
+
+class Introductions {
+ public:
+  explicit Introductions(Engine& engine);
+  ~Introductions();
+
+  void listen(Transport& transport);
+  void open(Group& group, uint32_t peer, Lane lane);
+  // Forgets whatever is under way for a group.
+  void forget(const Group& group);
+  // Drops strangers that take too long. Returns when to be called again.
+  Clock::time_point tick(Clock::time_point now);
+
+ private:
+  class Door;
+  class Stranger;
+  friend class Stranger;
+
+  void admit(Transport& transport, Fd fd);
+  void drop(Stranger& stranger);
+  void cancel(const Group& group, uint32_t peer, Lane lane);
+
+  Engine& engine_;
+  std::vector<std::unique_ptr<Door>> doors_;
+  std::vector<std::unique_ptr<Stranger>> strangers_;
+};
+
+}  // namespace paceline

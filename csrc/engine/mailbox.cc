@@ -1,0 +1,326 @@
+#include "engine/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+
+#include "engine/engine.h"
+#include "engine/group.h"
+
+namespace paceline {
+namespace {
+
+constexpr uint64_t kEagerBytes = 64 << 10;
+constexpr uint64_t kPullBytes = 1 << 20;
+
+}  // namespace
+
+std::string Message::title() const {
+  if (!receives) return "send to rank " + std::to_string(peer) + " (tag " + std::to_string(tag) + ")";
+  const std::string from = peer < 0 ? "any rank" : "rank " + std::to_string(peer);
+  return "recv from " + from + " (tag " + std::to_string(tag) + ")";
+}
+
+void Mailbox::send(std::shared_ptr<Message> message) {
+  if (!group_.failure().empty()) return message->on_done(message->title() + ": " + group_.failure());
+  const auto peer = static_cast<uint32_t>(message->peer);
+  message->number = next_number_[peer]++;
+  message->deadline = Clock::now() + message->timeout;
+  outbox_[peer].push_back(message);
+  sending_[peer][message->number] = message;
+  Connection* connection = group_.connection(peer, Lane::kMessages);
+  if (group_.failure().empty() && group_.gone(peer)) return group_.lose(peer, "");
+  if (connection != nullptr) group_.mark(*connection);
+  group_.flush_marked();
+}
+
+void Mailbox::receive(std::shared_ptr<Message> message) {
+  message->receives = true;
+  if (!group_.failure().empty()) return message->on_done(message->title() + ": " + group_.failure());
+  message->deadline = Clock::now() + message->timeout;
+  for (auto entry = unexpected_.begin(); entry != unexpected_.end(); ++entry) {
+    const IncomingPtr incoming = *entry;
+    if (incoming->tag != message->tag || (message->peer >= 0 && message->peer != incoming->peer)) continue;
+    unexpected_.erase(entry);
+    message->peer = incoming->peer;
+    incoming->receive = message;
+    deliver(incoming);
+    return group_.flush_marked();
+  }
+  receives_.push_back(message);
+  // Open connections, so that a peer that is gone or goes is noticed here.
+  const uint32_t first = message->peer < 0 ? 0 : static_cast<uint32_t>(message->peer);
+  const uint32_t last = message->peer < 0 ? group_.size() - 1 : first;
+  for (uint32_t peer = first; peer <= last && group_.failure().empty(); ++peer) {
+    if (peer == group_.rank()) continue;
+    group_.connection(peer, Lane::kMessages);
+    if (group_.failure().empty() && group_.gone(peer) && message->peer >= 0) group_.lose(peer, "");
+  }
+}
+
+std::shared_ptr<Message> Mailbox::match(uint32_t peer, uint32_t tag) {
+  for (auto entry = receives_.begin(); entry != receives_.end(); ++entry) {
+    const std::shared_ptr<Message> message = *entry;
+    if (message->tag != tag || (message->peer >= 0 && message->peer != peer)) continue;
+    receives_.erase(entry);
+    message->peer = peer;
+    return message;
+  }
+  return nullptr;
+}
+
+FrameHandler::Verdict Mailbox::on_header(Connection& connection, const FrameHeader& header, uint8_t** to) {
+  if (header.type == FrameType::kMessage) {
+    IncomingPtr incoming;
+    auto& accepted = accepted_[connection.peer()];
+    const auto found = accepted.find(header.seq);
+    if (found != accepted.end()) {
+      incoming = found->second;
+      accepted.erase(found);
+    } else {
+      incoming = std::make_shared<Incoming>();
+      incoming->peer = connection.peer();
+      incoming->tag = header.id;
+      incoming->number = header.seq;
+      incoming->bytes = header.length;
+      incoming->receive = match(incoming->peer, incoming->tag);
+    }
+    if (header.length != incoming->bytes || (!incoming->offered && header.length > kEagerBytes)) {
+      group_.fail(connection.peer(), group_.who(connection.peer()) + " sent a message it had not offered");
+      return FrameHandler::Verdict::kTake;
+    }
+    if (incoming->receive != nullptr && incoming->receive->bytes != incoming->bytes) {
+      deliver(incoming);  // fails, and says why
+      return FrameHandler::Verdict::kTake;
+    }
+    if (incoming->receive == nullptr) {
+      incoming->payload.resize(header.length);
+      unexpected_.push_back(incoming);
+    }
+    *to = incoming->receive != nullptr ? incoming->receive->data : incoming->payload.data();
+    receiving_[&connection] = incoming;
+  }
+  return FrameHandler::Verdict::kTake;
+}
+
+void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
+  const uint32_t peer = connection.peer();
+  if (header.type == FrameType::kMessage) {
+    const auto found = receiving_.find(&connection);
+    if (found == receiving_.end()) return;
+    const IncomingPtr incoming = found->second;
+    receiving_.erase(found);
+    incoming->complete = true;
+    if (incoming->payload.data() == nullptr || incoming->receive == nullptr) {
+      if (incoming->receive != nullptr) finish(incoming->receive, "");
+    } else {
+      deliver(incoming);  // matched while it arrived
+    }
+  } else if (header.type == FrameType::kOffer) {
+    const auto incoming = std::make_shared<Incoming>();
+    incoming->peer = peer;
+    incoming->tag = header.id;
+    incoming->number = header.seq;
+    incoming->bytes = header.length;
+    incoming->offered = true;
+    incoming->address = header.address;
+    incoming->receive = match(peer, header.id);
+    if (incoming->receive != nullptr) {
+      deliver(incoming);
+    } else {
+      unexpected_.push_back(incoming);
+    }
+  } else if (header.type == FrameType::kAccept || header.type == FrameType::kPulled) {
+    auto& sending = sending_[peer];
+    const auto found = sending.find(header.seq);
+    if (found == sending.end()) {
+      group_.fail(peer, group_.who(peer) + " accepted a message it was not offered");
+      return;
+    }
+    const std::shared_ptr<Message> message = found->second;
+    if (header.type == FrameType::kPulled) {
+      sending.erase(found);
+      finish(message, "");
+      return;
+    }
+    OutFrame frame;
+    frame.header.type = FrameType::kMessage;
+    frame.header.id = message->tag;
+    frame.header.seq = message->number;
+    frame.header.length = message->bytes;
+    frame.payload = message->data;
+    frame.owner = message.get();
+    connection.enqueue(std::move(frame));
+    group_.mark(connection);
+  }
+}
+
+// A message and a receive have found each other.
+void Mailbox::deliver(const IncomingPtr& incoming) {
+  const std::shared_ptr<Message>& message = incoming->receive;
+  if (message->bytes != incoming->bytes) {
+    const std::string reason = group_.who(incoming->peer) + " sent " + std::to_string(incoming->bytes) +
+                               " bytes with tag " + std::to_string(incoming->tag) + ", and rank " +
+                               std::to_string(group_.rank()) + " receives " + std::to_string(message->bytes) +
+                               ": tensors of send and recv must have the same size";
+    receives_.push_back(message);  // so that it fails with the group
+    group_.fail(incoming->peer, reason);
+    return;
+  }
+  if (!incoming->offered) {
+    if (!incoming->complete) return;  // on_frame comes back
+    if (!incoming->payload.empty()) std::memcpy(message->data, incoming->payload.data(), incoming->bytes);
+    finish(message, "");
+    return;
+  }
+  if (incoming->address != 0) {
+    pulls_.push_back(incoming);
+    group_.engine().wake();
+    return;
+  }
+  accepted_[incoming->peer][incoming->number] = incoming;
+  Connection* connection = group_.connection(incoming->peer, Lane::kMessages);
+  if (connection == nullptr) return;
+  FrameHeader header;
+  header.type = FrameType::kAccept;
+  header.seq = incoming->number;
+  connection->enqueue_control(header);
+  group_.mark(*connection);
+}
+
+void Mailbox::on_room(Connection& connection) {
+  auto& outbox = outbox_[connection.peer()];
+  while (!outbox.empty() && connection.has_room()) {
+    const std::shared_ptr<Message> message = outbox.front();
+    outbox.pop_front();
+    OutFrame frame;
+    frame.header.id = message->tag;
+    frame.header.seq = message->number;
+    frame.header.length = message->bytes;
+    if (message->bytes <= kEagerBytes) {
+      frame.header.type = FrameType::kMessage;
+      frame.payload = message->data;
+      frame.owner = message.get();
+    } else {
+      frame.header.type = FrameType::kOffer;
+      if (connection.pullable_process() != 0) frame.header.address = reinterpret_cast<uint64_t>(message->data);
+    }
+    connection.enqueue(std::move(frame));
+  }
+}
+
+void Mailbox::on_sent(Connection& connection, const OutFrame& frame) {
+  if (frame.header.type != FrameType::kMessage) return;
+  auto& sending = sending_[connection.peer()];
+  const auto found = sending.find(frame.header.seq);
+  if (found == sending.end()) return;
+  const std::shared_ptr<Message> message = found->second;
+  sending.erase(found);
+  finish(message, "");
+}
+
+bool Mailbox::work() {
+  if (pulls_.empty()) return false;
+  const IncomingPtr incoming = pulls_.front();
+  pulls_.pop_front();
+  Connection* connection = group_.connection(incoming->peer, Lane::kMessages);
+  if (connection == nullptr) return true;
+  Message& message = *incoming->receive;
+  const uint64_t at = message.bytes - incoming->bytes;
+  const uint64_t length = std::min(kPullBytes, incoming->bytes);
+  try {
+    connection->transport().pull(connection->pullable_process(), incoming->address, message.data + at, length);
+  } catch (const std::system_error& error) {
+    receives_.push_back(incoming->receive);
+    group_.lose(incoming->peer, error.code().value() == ESRCH ? "closed its connection: its process died"
+                                                              : std::string("cannot be read from: ") + error.what());
+    return true;
+  }
+  incoming->address += length;
+  incoming->bytes -= length;
+  if (incoming->bytes > 0) {
+    pulls_.push_front(incoming);
+    return true;
+  }
+  FrameHeader header;
+  header.type = FrameType::kPulled;
+  header.seq = incoming->number;
+  connection->enqueue_control(header);
+  group_.mark(*connection);
+  group_.flush_marked();
+  finish(incoming->receive, "");
+  return true;
+}
+
+void Mailbox::finish(const std::shared_ptr<Message>& message, const std::string& error) {
+  if (message->finished) return;
+  message->finished = true;
+  message->on_done(error);
+}
+
+void Mailbox::fail(const std::string& reason) {
+  std::vector<std::shared_ptr<Message>> all(receives_.begin(), receives_.end());
+  for (const auto& [peer, messages] : sending_) {
+    for (const auto& [number, message] : messages) all.push_back(message);
+  }
+  for (const auto& [peer, incoming] : accepted_) {
+    for (const auto& [number, entry] : incoming) all.push_back(entry->receive);
+  }
+  for (const auto& [connection, incoming] : receiving_) {
+    if (incoming->receive != nullptr) all.push_back(incoming->receive);
+  }
+  for (const IncomingPtr& incoming : pulls_) all.push_back(incoming->receive);
+  outbox_.clear();
+  sending_.clear();
+  receives_.clear();
+  unexpected_.clear();
+  accepted_.clear();
+  receiving_.clear();
+  pulls_.clear();
+  for (const std::shared_ptr<Message>& message : all) finish(message, message->title() + ": " + reason);
+}
+
+void Mailbox::expire(const std::shared_ptr<Message>& message) {
+  const std::string seconds = std::to_string(message->timeout.count() / 1000.0).substr(0, 5);
+  const std::string reason = "nothing came of it in " + seconds + " s";
+  const auto waiting = std::find(receives_.begin(), receives_.end(), message);
+  if (waiting != receives_.end()) {
+    receives_.erase(waiting);
+    finish(message, message->title() + ": timed out, " + reason);
+    return;
+  }
+  group_.fail(message->peer, message->title() + " timed out: " +
+                                 group_.who(static_cast<uint32_t>(message->peer)) + " does not take part");
+}
+
+bool Mailbox::needs(uint32_t peer) const {
+  const auto sending = sending_.find(peer);
+  if (sending != sending_.end() && !sending->second.empty()) return true;
+  const auto accepted = accepted_.find(peer);
+  if (accepted != accepted_.end() && !accepted->second.empty()) return true;
+  for (const auto& [connection, incoming] : receiving_) {
+    if (incoming->peer == peer && incoming->receive != nullptr) return true;
+  }
+  for (const IncomingPtr& incoming : pulls_) {
+    if (incoming->peer == peer) return true;
+  }
+  return std::any_of(receives_.begin(), receives_.end(),
+                     [&](const std::shared_ptr<Message>& message) { return message->peer == peer || message->peer < 0; });
+}
+
+std::shared_ptr<Message> Mailbox::earliest() const {
+  std::shared_ptr<Message> first;
+  auto consider = [&](const std::shared_ptr<Message>& message) {
+    if (first == nullptr || message->deadline < first->deadline) first = message;
+  };
+  for (const auto& message : receives_) consider(message);
+  for (const auto& [peer, messages] : sending_) {
+    for (const auto& [number, message] : messages) consider(message);
+  }
+  for (const auto& [peer, incoming] : accepted_) {
+    for (const auto& [number, entry] : incoming) consider(entry->receive);
+  }
+  return first;
+}
+
+}  // namespace paceline

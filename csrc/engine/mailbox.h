@@ -1,0 +1,102 @@
+// Point-to-point messages of one group: matched by sender and tag, in the order they were sent.
+//
+// Small messages are sent at once and kept by the receiver until they are wanted. Large ones are offered, and move
+// when a receive matches: pulled on one host, otherwise sent when accepted. So an unexpected message costs little
+// memory, and two ranks that send to each other first and receive later do not block.
+//
+//   sender                          receiver
+//   small   message             ->  matches a receive: straight to its buffer; otherwise kept
+//   large   offer (address)     ->  when matched: pulls, then
+//                               <-  pulled: the send is done
+//   large   offer (no address)  ->  when matched:
+//                               <-  accept
+//           message             ->  straight to the receive's buffer
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/connection.h"
+#include "engine/operation.h"
+
+namespace paceline {
+
+class Group;
+
+struct Message {
+  int64_t peer = 0;  // of a receive: -1 for any sender; set to the sender when it is matched
+  uint32_t tag = 0;
+  uint8_t* data = nullptr;
+  uint64_t bytes = 0;
+  std::chrono::milliseconds timeout{0};
+  std::function<void(const std::string& error)> on_done;
+
+  // Set by the engine.
+  bool receives = false;
+  uint64_t number = 0;  // of a send: among those to the same peer
+  Clock::time_point deadline;
+  bool finished = false;
+
+  std::string title() const;
+};
+
+class Mailbox {
+ public:
+  explicit Mailbox(Group& group) : group_(group) {}
+
+  void send(std::shared_ptr<Message> message);
+  void receive(std::shared_ptr<Message> message);
+
+  FrameHandler::Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to);
+  void on_frame(Connection& connection, const FrameHeader& header);
+  void on_sent(Connection& connection, const OutFrame& frame);
+  void on_room(Connection& connection);
+
+  bool work();
+  bool has_work() const { return !pulls_.empty(); }
+
+  void fail(const std::string& reason);
+  bool needs(uint32_t peer) const;
+  void forget(const Connection& connection) { receiving_.erase(&connection); }
+  std::shared_ptr<Message> earliest() const;
+  // Its time is over: gives up this message alone where no byte of it can be on its way, otherwise the group.
+  void expire(const std::shared_ptr<Message>& message);
+
+ private:
+  // A message that nobody has asked for yet, or that is being received.
+  struct Incoming {
+    uint32_t peer = 0;
+    uint32_t tag = 0;
+    uint64_t number = 0;
+    uint64_t bytes = 0;
+    bool offered = false;
+    uint64_t address = 0;
+    bool complete = false;
+    std::vector<uint8_t> payload;
+    std::shared_ptr<Message> receive;  // once matched
+  };
+
+  using IncomingPtr = std::shared_ptr<Incoming>;
+
+  std::shared_ptr<Message> match(uint32_t peer, uint32_t tag);
+  void deliver(const IncomingPtr& incoming);
+  void finish(const std::shared_ptr<Message>& message, const std::string& error);
+
+  Group& group_;
+  std::map<uint32_t, std::deque<std::shared_ptr<Message>>> outbox_;           // not handed to the connection yet
+  std::map<uint32_t, std::map<uint64_t, std::shared_ptr<Message>>> sending_;  // by number: not done yet
+  std::map<uint32_t, uint64_t> next_number_;
+  std::list<std::shared_ptr<Message>> receives_;  // not matched yet, in the order of the calls
+  std::list<IncomingPtr> unexpected_;             // in the order of arrival
+  std::map<uint32_t, std::map<uint64_t, IncomingPtr>> accepted_;  // payload is on its way
+  std::map<const Connection*, IncomingPtr> receiving_;
+  std::deque<IncomingPtr> pulls_;
+};
+
+}  // namespace paceline

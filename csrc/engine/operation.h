@@ -1,0 +1,68 @@
+// One collective in flight on one rank: its program, its places in memory, and how far each access has gone.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/program.h"
+#include "engine/scratch.h"
+#include "reduce/reduce.h"
+#include "transport/frame.h"
+
+namespace paceline {
+
+using Clock = std::chrono::steady_clock;
+
+// Where a chunk lives on this rank. Reads before the first write take `input`, all others `work`; the two are the
+// same where a collective works in place.
+struct Place {
+  const uint8_t* input = nullptr;
+  uint8_t* work = nullptr;
+  uint64_t bytes = 0;
+};
+
+struct Operation {
+  // Set by the caller.
+  Call call;
+  std::shared_ptr<const Program> program;
+  std::vector<Place> places;  // one a chunk; those the rank does not touch may be empty
+  std::chrono::milliseconds timeout{0};
+  std::vector<ScratchPool::Buffer> memory;  // of places that are nobody's tensor
+  // Called once by the progress thread or the posting one. The first makes the result final; the second gets an empty
+  // string, or what went wrong.
+  std::function<void()> epilogue;
+  std::function<void(const std::string& error)> on_done;
+
+  // Set by the engine.
+  uint64_t seq = 0;
+  Clock::time_point posted_at, deadline;
+  Reduction reduction = nullptr;
+  size_t element_bytes = 1;
+
+  struct Progress {
+    uint64_t done = 0;   // bytes that nothing has to wait for any more
+    uint64_t moved = 0;  // read: bytes handed to the connection; write: bytes received or pulled
+    bool queued = false;
+  };
+  std::vector<Progress> progress;  // one an access
+  uint32_t left = 0;               // accesses not done
+
+  // Bytes that have arrived (or can be pulled) before they may be written.
+  struct Block {
+    uint64_t offset = 0;
+    uint64_t length = 0;
+    uint64_t address = 0;  // in the peer's memory, while not pulled
+    ScratchPool::Buffer buffer;
+  };
+  std::map<uint32_t, std::deque<Block>> arrived, pullable;
+
+  std::string title() const { return std::string(name(call.kind)) + " #" + std::to_string(seq); }
+};
+
+}  // namespace paceline

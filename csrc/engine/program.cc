@@ -1,0 +1,97 @@
+#include "engine/program.h"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+#include <tuple>
+
+namespace paceline {
+namespace {
+
+struct Touch {
+  uint32_t chunk;
+  uint32_t step;
+  bool write;
+  uint32_t order;  // the schedule's own, to keep
+  uint32_t peer;
+  uint32_t wire;
+  bool reduce;
+};
+
+}  // namespace
+
+Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest, std::string name,
+                 std::span<const Row> rows)
+    : rank_(rank),
+      num_ranks_(num_ranks),
+      num_chunks_(num_chunks),
+      digest_(digest),
+      name_(std::move(name)),
+      written_(num_chunks) {
+  if (rank >= num_ranks || num_chunks == 0) throw std::invalid_argument("a program needs a rank and chunks");
+  std::vector<Touch> touches;
+  std::map<uint32_t, std::pair<uint32_t, uint32_t>> wires;  // peer -> sends and receives so far
+  for (const Row& row : rows) {
+    if (row.peer >= num_ranks || row.peer == rank || row.count == 0 || row.chunk >= num_chunks ||
+        row.count > num_chunks - row.chunk) {
+      throw std::invalid_argument("a row of the schedule is out of range");
+    }
+    auto& [sends, receives] = wires[row.peer];
+    for (uint32_t chunk = row.chunk; chunk < row.chunk + row.count; ++chunk) {
+      const uint32_t wire = row.write ? receives++ : sends++;
+      const auto order = static_cast<uint32_t>(touches.size());
+      touches.push_back({chunk, row.step, row.write, order, row.peer, wire, row.reduce});
+    }
+  }
+  std::sort(touches.begin(), touches.end(), [](const Touch& a, const Touch& b) {
+    return std::tie(a.chunk, a.step, a.write, a.order) < std::tie(b.chunk, b.step, b.write, b.order);
+  });
+
+  for (const auto& [peer, counts] : wires) {
+    peers_.push_back({peer, std::vector<uint32_t>(counts.first), std::vector<uint32_t>(counts.second)});
+  }
+  accesses_.reserve(touches.size());
+  for (size_t begin = 0; begin < touches.size();) {
+    size_t end = begin;
+    while (end < touches.size() && touches[end].chunk == touches[begin].chunk) ++end;
+    int32_t last_write = -1;
+    int64_t last_read_step = -1;
+    for (size_t i = begin; i < end; ++i) {
+      const Touch& touch = touches[i];
+      Access access;
+      access.chunk = touch.chunk;
+      access.peer = touch.peer;
+      access.wire = touch.wire;
+      access.write = touch.write;
+      access.reduce = touch.reduce;
+      access.from_input = last_write < 0;
+      access.previous_write = last_write;
+      access.first_read = static_cast<uint32_t>(last_write < 0 ? begin : static_cast<size_t>(last_write) + 1);
+      if (!touch.write) last_read_step = touch.step;
+      access.swaps = touch.write && last_read_step == touch.step;
+      if (touch.write) {
+        last_write = static_cast<int32_t>(i);
+        written_[touch.chunk] = true;
+      }
+      auto peer = std::lower_bound(peers_.begin(), peers_.end(), touch.peer,
+                                   [](const Peer& entry, uint32_t wanted) { return entry.rank < wanted; });
+      (touch.write ? peer->receives : peer->sends)[touch.wire] = static_cast<uint32_t>(i);
+      accesses_.push_back(access);
+    }
+    // A read lets the next write go on; a write lets the reads up to the next write, and that write, go on.
+    uint32_t next = static_cast<uint32_t>(end);
+    for (size_t i = end; i-- > begin;) {
+      accesses_[i].end = next;
+      if (accesses_[i].write) next = static_cast<uint32_t>(i) + 1;
+    }
+    begin = end;
+  }
+}
+
+const Program::Peer* Program::find_peer(uint32_t rank) const {
+  const auto peer = std::lower_bound(peers_.begin(), peers_.end(), rank,
+                                     [](const Peer& entry, uint32_t wanted) { return entry.rank < wanted; });
+  return peer != peers_.end() && peer->rank == rank ? &*peer : nullptr;
+}
+
+}  // namespace paceline

@@ -1,0 +1,79 @@
+// What one rank does in a schedule: for each of its chunks, the order of its reads (sends) and writes (receives).
+//
+// A schedule's steps order reads and writes of the same place and nothing else, and a step reads before it writes.
+// So for one rank a chunk has a timeline of accesses, and two rules say when an access may go on:
+//
+//   a read waits for the write before it;
+//   a write waits for the write before it and for all reads between the two.
+//
+// Both hold byte by byte: an access may go as far as what it waits for has gone. That is how receiving, reducing and
+// sending on overlap without any slice being a unit of the schedule. Writes of one step are ordered as the schedule
+// lists them, so that sums come out with the same bits in every run.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace paceline {
+
+struct Access {
+  uint32_t chunk = 0;
+  uint32_t peer = 0;
+  uint32_t wire = 0;  // its number among all transfers from the sender to the receiver: the same on both sides
+  bool write = false;
+  bool reduce = false;
+  bool from_input = false;     // a read before any write, or the first write of a reduction: takes the rank's own input
+  bool swaps = false;           // a write for which the rank also reads the chunk in the same step
+  int32_t previous_write = -1;  // in the same timeline
+  uint32_t first_read = 0;      // of a write: accesses [first_read, itself) are the reads it waits for
+  uint32_t end = 0;             // accesses (itself, end) of the timeline wait for this one
+};
+
+// One row of the schedule that this rank takes part in, in the schedule's order.
+struct Row {
+  uint32_t step = 0;
+  uint32_t peer = 0;
+  uint32_t chunk = 0;
+  uint32_t count = 0;
+  bool write = false;
+  bool reduce = false;
+};
+
+class Program {
+ public:
+  // Throws std::invalid_argument when rows are out of range. `name` says which algorithm it is, for people.
+  Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest, std::string name,
+          std::span<const Row> rows);
+
+  uint32_t rank() const { return rank_; }
+  uint32_t num_ranks() const { return num_ranks_; }
+  uint32_t num_chunks() const { return num_chunks_; }
+  uint64_t digest() const { return digest_; }
+  const std::string& name() const { return name_; }
+
+  const std::vector<Access>& accesses() const { return accesses_; }
+
+  struct Peer {
+    uint32_t rank = 0;
+    std::vector<uint32_t> sends;     // accesses by wire number
+    std::vector<uint32_t> receives;  // accesses by wire number
+  };
+  const std::vector<Peer>& peers() const { return peers_; }
+  const Peer* find_peer(uint32_t rank) const;
+
+  // Whether this rank writes the chunk other than as its result: such a place needs memory of its own.
+  const std::vector<bool>& written() const { return written_; }
+
+ private:
+  uint32_t rank_, num_ranks_, num_chunks_;
+  uint64_t digest_;
+  std::string name_;
+  std::vector<Access> accesses_;
+  std::vector<Peer> peers_;
+  std::vector<bool> written_;
+};
+
+}  // namespace paceline

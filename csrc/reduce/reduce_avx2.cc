@@ -1,0 +1,2 @@
+#define PACELINE_KERNELS avx2
+#include "reduce/kernels.inc"

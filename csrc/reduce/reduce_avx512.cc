@@ -1,0 +1,2 @@
+#define PACELINE_KERNELS avx512
+#include "reduce/kernels.inc"

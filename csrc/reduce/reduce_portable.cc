@@ -1,0 +1,2 @@
+#define PACELINE_KERNELS portable
+#include "reduce/kernels.inc"

@@ -1,0 +1,84 @@
+#include "transport/frame.h"
+
+#include "transport/bytes.h"
+
+namespace paceline {
+namespace {
+
+constexpr uint16_t kMagic = 0x6350;  // "Pc"
+
+bool rooted(Kind kind) {
+  return kind == Kind::kBroadcast || kind == Kind::kReduce || kind == Kind::kGather || kind == Kind::kScatter;
+}
+
+bool reducing(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce;
+}
+
+}  // namespace
+
+const char* name(Kind kind) {
+  constexpr const char* kNames[] = {"allreduce", "reducescatter", "allgather", "broadcast", "reduce",
+                                    "gather",    "scatter",       "alltoall",  "barrier"};
+  const auto index = static_cast<size_t>(kind);
+  return index < std::size(kNames) ? kNames[index] : "unknown";
+}
+
+std::string Call::text() const {
+  std::string text = name(kind);
+  if (kind == Kind::kBarrier) return text + "()";
+  text += "(";
+  text += name(dtype);
+  if (kind != Kind::kAllToAll) text += "[" + std::to_string(count) + "]";
+  if (reducing(kind)) text += std::string(", ") + name(op);
+  if (rooted(kind)) text += ", root " + std::to_string(root);
+  return text + ")";
+}
+
+void encode(const FrameHeader& header, std::span<uint8_t, kFrameHeaderBytes> out) {
+  ByteWriter writer(out.data());
+  writer.put(kMagic);
+  writer.put(static_cast<uint8_t>(header.type));
+  writer.put(uint8_t{0});
+  writer.put(header.id);
+  writer.put(header.seq);
+  writer.put(header.offset);
+  writer.put(header.length);
+  writer.put(header.total);
+  writer.put(header.address);
+  writer.put(static_cast<uint8_t>(header.call.kind));
+  writer.put(static_cast<uint8_t>(header.call.dtype));
+  writer.put(static_cast<uint8_t>(header.call.op));
+  writer.put(header.call.reserved);
+  writer.put(header.call.root);
+  writer.put(header.call.count);
+  writer.put(header.call.schedule);
+}
+
+bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* header) {
+  ByteReader reader(bytes.data());
+  if (reader.get<uint16_t>() != kMagic) return false;
+  const auto type = reader.get<uint8_t>();
+  if (type < static_cast<uint8_t>(FrameType::kData) || type > static_cast<uint8_t>(FrameType::kBye)) return false;
+  if (reader.get<uint8_t>() != 0) return false;
+  header->type = static_cast<FrameType>(type);
+  header->id = reader.get<uint32_t>();
+  header->seq = reader.get<uint64_t>();
+  header->offset = reader.get<uint64_t>();
+  header->length = reader.get<uint64_t>();
+  header->total = reader.get<uint64_t>();
+  header->address = reader.get<uint64_t>();
+  header->call.kind = static_cast<Kind>(reader.get<uint8_t>());
+  header->call.dtype = static_cast<DType>(reader.get<uint8_t>());
+  header->call.op = static_cast<ReduceOp>(reader.get<uint8_t>());
+  header->call.reserved = reader.get<uint8_t>();
+  header->call.root = reader.get<int32_t>();
+  header->call.count = reader.get<uint64_t>();
+  header->call.schedule = reader.get<uint64_t>();
+  if (header->type == FrameType::kError && header->length > kMaxErrorBytes) return false;
+  // No sum of offset and length may wrap around.
+  constexpr uint64_t kMost = uint64_t{1} << 62;
+  return header->offset < kMost && header->length < kMost && header->total < kMost;
+}
+
+}  // namespace paceline

@@ -1,0 +1,67 @@
+// How two ranks of a group come to trust a connection. Both prove that they know the group's secret, which only
+// members can read from the rendezvous store; nothing said on the wire lets a listener do the same later.
+//
+//   step      initiator                                 acceptor
+//   hello     version, group, epoch, ranks, lane,   ->  unknown group, wrong version, not for me: drop, log
+//             nonce
+//   welcome                                         <-  nonce, proof = HMAC(secret, "acceptor" hello nonce);
+//                                                       or a refusal: both opened at once, the lower rank's stays
+//   confirm   HMAC(secret, "initiator" hello nonce) ->  wrong proof: drop, log
+//
+// Each message has a fixed size, so that a slow or silent stranger costs one small buffer and a deadline.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "common/sha256.h"
+
+namespace paceline {
+
+constexpr uint16_t kProtocolVersion = 1;
+
+using GroupId = std::array<uint8_t, 16>;
+using Secret = std::array<uint8_t, 32>;
+using Nonce = std::array<uint8_t, 16>;
+
+// Collectives and point-to-point messages have connections of their own, so that neither waits behind the other.
+enum class Lane : uint8_t { kCollective = 0, kMessages = 1 };
+constexpr int kNumLanes = 2;
+
+struct Hello {
+  uint16_t version = kProtocolVersion;
+  Lane lane = Lane::kCollective;
+  GroupId group{};
+  uint64_t epoch = 0;
+  uint32_t from_rank = 0;
+  uint32_t to_rank = 0;
+  Nonce nonce{};
+};
+
+struct Welcome {
+  bool accepted = true;
+  Nonce nonce{};
+  Digest proof{};
+};
+
+constexpr size_t kHelloBytes = 60;
+constexpr size_t kWelcomeBytes = 56;
+constexpr size_t kConfirmBytes = 32;
+
+using HelloBytes = std::array<uint8_t, kHelloBytes>;
+using WelcomeBytes = std::array<uint8_t, kWelcomeBytes>;
+
+HelloBytes encode(const Hello& hello);
+WelcomeBytes encode(const Welcome& welcome);
+
+// False when the bytes are not a hello of any version (version is to be checked by the caller, who can log it).
+bool decode(std::span<const uint8_t, kHelloBytes> bytes, Hello* hello);
+bool decode(std::span<const uint8_t, kWelcomeBytes> bytes, Welcome* welcome);
+
+Digest prove_acceptor(const Secret& secret, const HelloBytes& hello, const Nonce& nonce);
+Digest prove_initiator(const Secret& secret, const HelloBytes& hello, const Nonce& nonce);
+
+Nonce random_nonce();
+
+}  // namespace paceline

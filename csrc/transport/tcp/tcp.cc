@@ -1,0 +1,161 @@
+#include "transport/tcp/tcp.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <system_error>
+
+namespace paceline::tcp {
+namespace {
+
+struct Endpoint {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+[[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
+
+Endpoint copy(const sockaddr* address) {
+  Endpoint endpoint;
+  endpoint.length = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  std::memcpy(&endpoint.storage, address, endpoint.length);
+  return endpoint;
+}
+
+// An interface's address, IPv4 first: it is what the rest of a training job uses on a host that has both.
+Endpoint of_interface(const std::string& interface) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) fail("getifaddrs");
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> guard(list, &::freeifaddrs);
+  std::string known;
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+      if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family) continue;
+      if (interface == entry->ifa_name) return copy(entry->ifa_addr);
+      if (family == AF_INET) known += std::string(known.empty() ? "" : ", ") + entry->ifa_name;
+    }
+  }
+  throw std::runtime_error("no interface " + interface + " with an address is here (PACELINE_IFNAME); there are: " +
+                           known);
+}
+
+bool can_bind(const Endpoint& endpoint) {
+  const Fd fd(::socket(endpoint.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return fd && ::bind(fd.get(), endpoint.get(), endpoint.length) == 0;
+}
+
+// What the host's name resolves to, if it is an address of this host; loopback otherwise, as Gloo does.
+Endpoint of_hostname(std::string hostname) {
+  if (hostname.empty()) {
+    std::array<char, 256> name{};
+    if (::gethostname(name.data(), name.size() - 1) != 0) fail("gethostname");
+    hostname = name.data();
+  }
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (::getaddrinfo(hostname.c_str(), nullptr, &hints, &list) == 0) {
+    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(list, &::freeaddrinfo);
+    for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
+      if (entry->ai_family != AF_INET && entry->ai_family != AF_INET6) continue;
+      const Endpoint endpoint = copy(entry->ai_addr);
+      if (can_bind(endpoint)) return endpoint;
+    }
+  }
+  sockaddr_in loopback{};
+  loopback.sin_family = AF_INET;
+  loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return copy(reinterpret_cast<const sockaddr*>(&loopback));
+}
+
+// "198.18.0.3:4711", "[fd00::3]:4711", "[fe80::3%eth0]:4711": numeric, so that no resolver is asked.
+std::string text(const Endpoint& endpoint) {
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  if (::getnameinfo(endpoint.get(), endpoint.length, host.data(), host.size(), port.data(), port.size(),
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    throw std::runtime_error("the listening address has no numeric form");
+  }
+  const bool v6 = endpoint.storage.ss_family == AF_INET6;
+  return (v6 ? "[" + std::string(host.data()) + "]" : std::string(host.data())) + ":" + port.data();
+}
+
+Endpoint parse(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos) throw std::runtime_error("not an address: " + address);
+  std::string host = address.substr(0, colon);
+  if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  if (::getaddrinfo(host.c_str(), address.substr(colon + 1).c_str(), &hints, &list) != 0) {
+    throw std::runtime_error("not an address: " + address);
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(list, &::freeaddrinfo);
+  return copy(list->ai_addr);
+}
+
+void prepare(int fd) {
+  const int one = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+}
+
+class Tcp final : public Transport {
+ public:
+  explicit Tcp(const Options& options) {
+    Endpoint endpoint = options.interface.empty() ? of_hostname(options.hostname) : of_interface(options.interface);
+    listener_ = Fd(::socket(endpoint.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!listener_) fail("socket");
+    if (::bind(listener_.get(), endpoint.get(), endpoint.length) != 0) fail("bind");
+    if (::listen(listener_.get(), SOMAXCONN) != 0) fail("listen");
+    endpoint.length = sizeof(endpoint.storage);
+    if (::getsockname(listener_.get(), endpoint.get(), &endpoint.length) != 0) fail("getsockname");
+    address_ = text(endpoint);
+  }
+
+  const char* name() const override { return "tcp"; }
+  const std::string& address() const override { return address_; }
+  bool reaches(const std::string& address) const override { return !address.empty(); }
+  int listening_fd() const override { return listener_.get(); }
+
+  Fd accept() override {
+    Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (fd) prepare(fd.get());
+    return fd;
+  }
+
+  Fd connect(const std::string& address) override {
+    const Endpoint endpoint = parse(address);
+    Fd fd(::socket(endpoint.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!fd) fail("socket");
+    prepare(fd.get());
+    if (::connect(fd.get(), endpoint.get(), endpoint.length) != 0 && errno != EINPROGRESS) fail("connect");
+    return fd;
+  }
+
+  int pullable_process(int) const override { return 0; }
+  void pull(int, uint64_t, void*, size_t) const override { throw std::logic_error("tcp cannot pull"); }
+
+ private:
+  Fd listener_;
+  std::string address_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> create(const Options& options) { return std::make_unique<Tcp>(options); }
+
+}  // namespace paceline::tcp

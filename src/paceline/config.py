@@ -1,0 +1,68 @@
+"""Settings of a process, and the only reader of ``PACELINE_*`` variables.
+
+=====================  ====================================================================================  =======
+variable               meaning                                                                               default
+=====================  ====================================================================================  =======
+PACELINE_ALGORITHM     which algorithm runs a collective: ``ring`` for all that can, or by collective,       chosen by
+                       ``allreduce:ring,broadcast:chain``; the same on all ranks                             cost
+PACELINE_IFNAME        the network interface to listen on; GLOO_SOCKET_IFNAME is taken where it is not set   by the
+                                                                                                             host's name
+PACELINE_TRANSPORT     ``auto``: ranks of one host read each other's memory, others use TCP; ``tcp``: all    auto
+                       use TCP
+PACELINE_RATE          what a rank can send and receive, like ``10gbit``: measured where it is not set       measured
+PACELINE_LATENCY       what one message costs besides its bytes, like ``50us``                               measured
+PACELINE_LOG           what the core says on standard error: debug, info, warning, error or off              warning
+=====================  ====================================================================================  =======
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline.errors import UsageError
+from paceline.ir.collective import Kind
+from paceline.units import parse_duration, parse_rate
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "off")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the variables say; see the table above."""
+
+    algorithms: Mapping[Kind | None, str] = field(default_factory=dict)
+    interface: str = ""
+    use_shm: bool = True
+    rate_bytes_per_s: float | None = None
+    latency_s: float | None = None
+    log_level: str = "warning"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
+        """Read the environment; nonsense gets a sentence that names the variable."""
+        env = os.environ if environment is None else environment
+        transport = env.get("PACELINE_TRANSPORT", "auto")
+        if transport not in ("auto", "tcp"):
+            raise UsageError(f"PACELINE_TRANSPORT is auto or tcp, not {transport!r}")
+        log_level = env.get("PACELINE_LOG", "warning").lower()
+        if log_level not in LOG_LEVELS:
+            raise UsageError(f"PACELINE_LOG is one of {', '.join(LOG_LEVELS)}, not {log_level!r}")
+        return cls(
+            algorithms=parse_algorithms(env.get("PACELINE_ALGORITHM", "")),
+            interface=env.get("PACELINE_IFNAME") or env.get("GLOO_SOCKET_IFNAME", ""),
+            use_shm=transport == "auto",
+            rate_bytes_per_s=parse_rate(env["PACELINE_RATE"]) if env.get("PACELINE_RATE") else None,
+            latency_s=parse_duration(env["PACELINE_LATENCY"]) if env.get("PACELINE_LATENCY") else None,
+            log_level=log_level,
+        )
+
+
+def parse_algorithms(text: str) -> dict[Kind | None, str]:
+    """``ring`` for all collectives (key None), or ``allreduce:ring,broadcast:chain``."""
+    chosen: dict[Kind | None, str] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        kind, colon, name = entry.rpartition(":")
+        chosen[Kind.parse(kind) if colon else None] = name.strip().lower()
+    return chosen

@@ -1,0 +1,1 @@
+"""What runs proven schedules: the C++ engine (``native``)."""

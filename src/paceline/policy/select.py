@@ -1,0 +1,94 @@
+"""Which algorithm runs a collective: numbers in, decision out, the same on every rank that has the same numbers.
+
+The choice is by price on a cluster that the caller describes (what was measured, or given). It is made once for each
+collective and power of two of its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.algorithms import find, serving
+from paceline.errors import UsageError
+from paceline.ir.cluster import ETHERNET_WIRE_FACTOR, Cluster, Host
+from paceline.ir.collective import Collective, Kind
+from paceline.policy.planning import Plan, plan, worth_comparing
+
+LOCAL_RATE_BYTES_PER_S = 4e9
+LOCAL_LATENCY_S = 20e-6
+"""Ranks of one host, where nothing was measured: what a core copies, and what waking a thread costs."""
+
+_CLOSE = 1.02
+"""Prices this close are equal: the model does not know better, and the simpler algorithm is taken."""
+
+_SIMPLE_FIRST = ("ring", "direct", "doubling", "chain", "binomial", "dissemination", "pairwise")
+
+
+def select(
+    collective: Collective,
+    cluster: Cluster,
+    size_bytes: float,
+    *,
+    exact: bool = False,
+    wanted: Mapping[Kind | None, str] | None = None,
+) -> Plan:
+    """The plan to run: the wanted algorithm, or the one with the lowest price.
+
+    ``exact`` says that the order of additions is free: whole numbers, minima, copies. Where it is not, an algorithm
+    whose ranks add in different orders is left out, since all ranks must end with the same bits.
+
+    >>> select(Collective(Kind.ALL_REDUCE, 8), Cluster.preset("lan8"), 64e6).algorithm
+    """
+    name = _wanted(collective, wanted or {})
+    if name is not None:
+        return plan(collective, cluster, size_bytes, name)
+    entries = [entry.name for entry in worth_comparing(collective, cluster)]
+    if not exact and collective.num_ranks > 2:
+        entries = [entry for entry in entries if entry not in _ORDER_DIFFERS]
+    plans = [plan(collective, cluster, size_bytes, entry) for entry in entries]
+    if not plans:
+        raise UsageError(f"no algorithm serves {collective}")
+    best_s = min(found.cost.exposed_s for found in plans)
+    close = [found for found in plans if found.cost.exposed_s <= best_s * _CLOSE]
+    return min(close, key=_simplicity)
+
+
+_ORDER_DIFFERS = frozenset({"one_shot"})
+"""Each rank adds the others' inputs to its own, in its own order."""
+
+
+def _simplicity(found: Plan) -> tuple[int, float]:
+    name = found.algorithm
+    rank = _SIMPLE_FIRST.index(name) if name in _SIMPLE_FIRST else len(_SIMPLE_FIRST)
+    return rank, found.cost.exposed_s
+
+
+def _wanted(collective: Collective, wanted: Mapping[Kind | None, str]) -> str | None:
+    """What somebody asked for. A name for all collectives counts for those it can serve."""
+    name = wanted.get(collective.kind)
+    if name is not None:
+        find(name).check(collective, {})
+        return name
+    name = wanted.get(None)
+    if name is not None and find(name) in serving(collective):
+        return name
+    return None
+
+
+def cluster_of(
+    hosts: Sequence[str], *, rate_bytes_per_s: float | Sequence[float] = 1.25e9, latency_s: float = 50e-6
+) -> Cluster:
+    """The cluster of a group, from the host of each rank and what its links can do.
+
+    A rate is one for all, or one a rank (of ranks on one host, the largest counts).
+    """
+    names = list(dict.fromkeys(hosts))
+    host_of = tuple(names.index(host) for host in hosts)
+    if isinstance(rate_bytes_per_s, (int, float)):
+        rate_bytes_per_s = [float(rate_bytes_per_s)] * len(hosts)
+    rates = [max(rate for rate, host in zip(rate_bytes_per_s, hosts, strict=True) if host == name) for name in names]
+    machines = tuple(
+        Host(rate, rate, latency_s, local_bytes_per_s=LOCAL_RATE_BYTES_PER_S, local_latency_s=LOCAL_LATENCY_S)
+        for rate in rates
+    )
+    return Cluster(machines, host_of, name="group", wire_factor=ETHERNET_WIRE_FACTOR)
