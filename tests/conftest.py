@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -11,5 +9,4 @@ settings.register_profile(
 )
 settings.load_profile("paceline")
 
-# The plugin announces itself once Paceline is installed with it; pytest refuses to load it a second time.
-pytest_plugins = [] if entry_points(group="pytest11", name="paceline_lab") else ["paceline.lab.pytest_plugin"]
+pytest_plugins = ["paceline.lab.pytest_plugin"]
