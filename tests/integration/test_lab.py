@@ -18,6 +18,7 @@ import pytest
 
 from paceline.errors import LabError, UsageError
 from paceline.lab import Lab, unavailable
+from paceline.lab.probe import shares
 
 pytestmark = pytest.mark.timeout(30)
 root_only = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
@@ -225,6 +226,21 @@ def test_what_is_started_is_ours_and_dies_with_the_lab(lab: Lab) -> None:
         _ = lab.hosts
 
 
+@pytest.mark.lab(hosts=2)
+def test_a_lab_without_its_keeper_is_over(lab: Lab) -> None:
+    process = lab.hosts[1].popen(["sleep", "3600"])
+    os.kill(int(Path(f"/proc/{lab.hosts[0].pid}/stat").read_text().split()[3]), signal.SIGKILL)
+    assert process.wait(10) == -signal.SIGKILL
+    with pytest.raises(LabError, match="host 0 is gone"):
+        lab.run(["true"])
+
+
+@root_only
+def test_a_lab_inside_a_lab() -> None:
+    done = lab_command("--hosts", "1", "--", *CLI, "--hosts", "2", "--", "hostname")
+    assert sorted(done.stdout.splitlines()) == ["[0] [0] host0", "[0] [1] host1"], done.stderr
+
+
 @pytest.mark.lab(hosts=2, loss=0.2)
 def test_loss_drops_its_share(lab: Lab) -> None:
     receiver = _python(lab, 1, COUNT)
@@ -279,6 +295,15 @@ def test_links_have_the_rates_of_the_cluster_and_new_ones_when_set(lab: Lab) -> 
     assert lab.cluster.hosts[5].down_bytes_per_s == 30e6 / 8
     with pytest.raises(UsageError, match="no host 8"):
         lab.cut(8)
+
+
+@pytest.mark.lab(hosts=2, up="100mbit", down="200mbit")
+def test_no_flow_outruns_its_link(lab: Lab) -> None:
+    found = shares(lab, [(0, 1), (1, 0)], size_bytes=4_000_000, rounds=2)
+    assert len(found) == 2
+    assert max(found) < 1.02  # a full bucket is 1%; a busy machine makes it less, never more
+    lab.set_rate(0, down="50mbit")
+    assert max(shares(lab, [(1, 0)], size_bytes=2_000_000, rounds=1)) < 1.04
 
 
 @pytest.mark.parametrize(

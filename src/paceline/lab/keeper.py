@@ -82,6 +82,7 @@ def _become_host(rank: int, names: str) -> None:
     _mount("tmpfs", "/dev/shm", "tmpfs")
     _replace("/etc/hosts", names)
     _replace("/proc/sys/kernel/random/boot_id", f"{uuid.uuid4()}\n")
+    _mount("tmpfs", "/dev/shm", "tmpfs")  # empty, and above the files that were just used
     for setting, values in _SETTINGS.items():
         for value in values:
             with contextlib.suppress(OSError):  # a kernel without IPv6 or without cubic will do
@@ -90,12 +91,11 @@ def _become_host(rank: int, names: str) -> None:
 
 
 def _replace(path: str, text: str) -> None:
-    """Let a file say something else on this host: the text lives in memory, held by the mount alone."""
+    """Let a file say something else on this host."""
     if os.path.exists(path):
-        source = Path("/dev/shm/replaced")
+        source = Path("/dev/shm") / Path(path).name
         source.write_text(text)
         _mount(str(source), path, flags=_MS_BIND)
-        source.unlink()
 
 
 def _live_as_host(rank: int, names: str, lifeline: int, ready: int) -> NoReturn:

@@ -42,7 +42,10 @@ class Network:
 
     def popen(self, rank: int, args: Sequence[str], started: Callable[[Popen], None], **options: Any) -> Popen:
         """Start a process inside a host."""
-        return popen_inside(self._pidfds[1 + rank], keeper.HOST_NAMESPACES, args, started=started, **options)
+        try:
+            return popen_inside(self._pidfds[1 + rank], keeper.HOST_NAMESPACES, args, started=started, **options)
+        except ProcessLookupError:
+            raise LabError(f"host {rank} is gone: somebody has killed the lab's keeper; make a new lab") from None
 
     def set_up_rate(self, rank: int, bytes_per_s: float) -> None:
         """Shape what leaves a host."""

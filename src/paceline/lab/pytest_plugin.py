@@ -5,7 +5,7 @@
     def test_training_goes_on(lab):
         assert lab.run([sys.executable, "train.py"], timeout_s=30) == 0
 
-pytest finds it by itself wherever Paceline is installed.
+A project asks for it in its top ``conftest.py``: ``pytest_plugins = ["paceline.lab.pytest_plugin"]``.
 """
 
 from __future__ import annotations
