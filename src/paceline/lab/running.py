@@ -61,7 +61,8 @@ def _mild_then_harsh(start: float) -> Due:
 
 
 def _ending(code: int) -> str:
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    names = {int(one): one.name for one in signal.Signals}  # real-time signals have none
+    return f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
 
 
 class _Crowd:
@@ -125,7 +126,10 @@ class _Crowd:
         return max([ours, *(128 - code if code < 0 else code for code in codes)])
 
     def close(self) -> None:
-        """Let go of pipes and processes."""
+        """Kill what still runs, because we leave in the middle, and let go of all pipes."""
+        self.end(signal.SIGKILL)
+        for process in self._running.values():
+            process.wait()
         for key in list(self._selector.get_map().values()):
             self._forget(key)
 
