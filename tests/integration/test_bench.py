@@ -1,0 +1,236 @@
+"""The bench with real processes: every operation, every way to fail, and nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.bench import peers
+from paceline.bench.contenders import Contender
+from paceline.bench.crew import Crew, crews
+from paceline.bench.figures import Operation
+from paceline.bench.measure import Effort, interleave
+from paceline.bench.rank_process.messages import Block, Prepare, Prepared, Timed
+from paceline.errors import ContenderError
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+# A rank that communicates with nobody. FAULT says what goes wrong, and with which rank.
+TOY = """
+import os, sys, time
+from paceline.bench.rank_process.loop import main
+from paceline.bench.rank_process.messages import Ready
+
+class Toy:
+    def __init__(self, setup):
+        self.rank = int(os.environ["RANK"])
+        self.ready = Ready(self.rank, setup.num_ranks, {"toy": "1"})
+        self.fault = os.environ.get("FAULT", "") if self.rank == 1 else ""
+        if self.fault == "refuse":
+            raise RuntimeError("I would rather not")
+    def prepare(self, order):
+        return 3 if self.fault == "wrong" else 0
+    def run(self):
+        if self.fault == "die":
+            os._exit(7)
+        if self.fault == "hang":
+            time.sleep(1000)
+        time.sleep(0.001)
+    def barrier(self):
+        pass
+    def close(self):
+        pass
+
+main(sys.argv[1:], Toy)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    (tmp_path / "toy.py").write_text(TOY)
+    return tmp_path / "toy.py"
+
+
+def _ignore(what: str, share: float) -> None:
+    del what, share
+
+
+def _measure_toys(toy: Path, fault: str, timeout_s: float = 20.0) -> list[int]:
+    contenders = [Contender("well"), Contender("ill", {"FAULT": fault})]
+    with crews(contenders, 2, program=toy, timeout_s=timeout_s) as started:
+        samples = interleave(started, Prepare("toy", 4, "float32"), Effort(iterations=7, rounds=3), _ignore)
+        assert [one.count for one in samples] == [7, 7]
+        assert all(len(one.rounds) == 3 for one in samples)
+        return [one.wrong for one in samples]
+
+
+def _children() -> set[str]:
+    return set(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = _children()
+    yield
+    assert _children() <= before
+
+
+def test_contenders_take_turns_and_wrong_elements_are_counted(toy: Path) -> None:
+    assert _measure_toys(toy, "wrong") == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("refuse", "ill: rank 1 failed while joining its group: RuntimeError: I would rather not"),
+        ("die", r"ill: rank 1 died while toy of 4 float32 \(exit code 7\)"),
+        ("hang", "ill: no answer for 1 s while toy of 4 float32: rank 1 hangs in iteration 0; --timeout waits longer"),
+    ],
+)
+def test_a_fault_is_a_sentence_with_contender_and_rank(toy: Path, fault: str, sentence: str) -> None:
+    with pytest.raises(ContenderError, match=sentence):
+        _measure_toys(toy, fault, timeout_s=1.0 if fault == "hang" else 20.0)
+
+
+def test_a_program_that_does_not_start_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemExit('no such luck')")
+    with (
+        pytest.raises(ContenderError, match=r"toy: rank 0 ended while starting \(exit code 1\).*no such luck"),
+        crews([Contender("toy")], 2, program=tmp_path / "broken.py"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_killed_or_stopped_is_named(toy: Path, number: signal.Signals) -> None:
+    what = r"died while resting \(killed by SIGKILL\)" if number is signal.SIGKILL else ".* rank 1 is stopped or stuck"
+    with pytest.raises(ContenderError, match=f"toy: .*{what}"):
+        _ask_after_signal(toy, number)
+
+
+def _ask_after_signal(toy: Path, number: signal.Signals) -> None:
+    with crews([Contender("toy")], 2, program=toy, timeout_s=2.0) as (crew,):
+        os.kill(crew.lines[1].pid, number)
+        crew.ask(Block(0, 10), Timed, "resting")
+
+
+@pytest.fixture(scope="module")
+def gloo() -> Iterator[Crew]:
+    with crews([Contender("gloo")], 2) as (crew,):
+        yield crew
+
+
+@needs_torch
+@pytest.mark.parametrize("operation", [operation.value for operation in Operation])
+def test_every_operation_runs_and_is_right(gloo: Crew, operation: str) -> None:
+    count = 0 if operation == "barrier" else 10_000
+    assert [one.wrong for one in gloo.ask(Prepare(operation, count, "float32"), Prepared, operation)] == [0, 0]
+    for timed in gloo.ask(Block(1, 3), Timed, operation):
+        assert len(timed.durations_ns) == 3
+        assert min(timed.durations_ns) > 0
+        assert timed.loop_ns >= sum(timed.durations_ns)
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "uint8"])
+def test_other_types(gloo: Crew, dtype: str) -> None:
+    assert [one.wrong for one in gloo.ask(Prepare("allreduce", 5000, dtype), Prepared, dtype)] == [0, 0]
+
+
+@pytest.mark.parametrize("name", list(peers.MPI_PEERS))
+def test_mpi_peers(name: str) -> None:
+    if not peers.installed(name):
+        pytest.skip(f"{name} is not in the cache: paceline bench --peers {name} installs it")
+    with crews([Contender(name)], 2) as (crew,):
+        for operation in Operation:
+            count = 0 if operation is Operation.BARRIER else 1000
+            prepared = crew.ask(Prepare(operation.value, count, "float32"), Prepared, operation.value)
+            assert [one.wrong for one in prepared] == [0, 0]
+            assert len(crew.ask(Block(0, 3), Timed, operation.value)) == 2
+
+
+def _bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from paceline.cli.main import run; run()", "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60, check=False)
+
+
+@needs_torch
+def test_the_command_prints_saves_and_draws(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = _bench(
+        "allreduce", "--backend", "gloo", "--sizes", "4KB,16KB", "--iterations", "4", "--rounds", "2",
+        "--json", "a.json", "--plot", "a.png", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # a progress bar is for terminals
+    assert [line.split()[:5] for line in done.stdout.splitlines()[1:3]] == [
+        ["4000", "1000", "float32", "sum", "gloo"],
+        ["16000", "4000", "float32", "sum", "gloo"],
+    ]
+    saved = json.loads((tmp_path / "a.json").read_text())
+    assert [row["time"]["count"] for row in saved["rows"]] == [4, 4]
+    assert saved["machine"]["command"].endswith("--plot a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["gather"], "'gather' cannot be measured; there are allreduce"),
+        (["--sizes", "64MB:4KB"], "ends before it begins"),
+        (["--peers", "nccl"], "no peer 'nccl' to measure against; there are gloo, openmpi, mpich"),
+        (["--backend", "gloo", "--peers", "gloo"], "each contender is measured once"),
+        (["--lab", "lan8", "--ranks", "3"], "lan8 has 8 hosts with a rank each, not 3"),
+        (["--lab", "lan8", "--peers", "openmpi"], "openmpi is measured on one host only: leave out --lab"),
+        (["--json", "nowhere/a.json"], "there is no folder"),
+    ],
+)
+def test_bad_arguments_are_sentences(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    done = _bench(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@needs_torch
+def test_an_unknown_backend_is_a_sentence(tmp_path: Path) -> None:
+    done = _bench("--backend", "nosuch", "--peers", "none", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "failed while joining its group: AssertionError: Unknown backend type nosuch" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_the_ranks_end_with_the_controller(number: signal.Signals, toy: Path, tmp_path: Path) -> None:
+    script = tmp_path / "controller.py"
+    script.write_text(
+        "import sys, time\nfrom pathlib import Path\n"
+        "from paceline.bench.contenders import Contender\nfrom paceline.bench.crew import crews\n"
+        f"with crews([Contender('toy')], 2, program=Path({str(toy)!r})) as (crew,):\n"
+        "    print(*[line.pid for line in crew.lines], flush=True)\n    time.sleep(60)\n"
+    )
+    folders = set(Path("/tmp").glob("paceline-*/socket"))
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        watched = [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]
+        assert len(watched) == 2
+        process.send_signal(number)
+        assert process.wait(20) != 0
+    for pidfd in watched:
+        _wait_for_end(pidfd)
+    assert not set(Path("/tmp").glob("paceline-*/socket")) - folders
+
+
+def _wait_for_end(pidfd: int) -> None:
+    ready, _, _ = select.select([pidfd], [], [], 20)
+    os.close(pidfd)
+    assert ready, "a rank outlived its controller"

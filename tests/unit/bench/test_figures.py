@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.bench.figures import Operation, Ratio, Summary, bus_factor, limit_s
+from paceline.errors import UsageError
+from paceline.ir.cluster import Cluster
+
+LAN8 = Cluster.preset("lan8")
+BUFFER_S = 64e6 * 1514 / 1448 / 62.5e6
+"""How long 64 MB take to cross a port of lan8."""
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    factors = {operation.value: bus_factor(operation, 4) for operation in Operation}
+    assert factors == {
+        "allreduce": 1.5, "allgather": 0.75, "reducescatter": 0.75, "alltoall": 0.75,
+        "broadcast": 1.0, "sendrecv": 1.0, "barrier": 1.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("operation", "buffers"),
+    [
+        (Operation.ALL_REDUCE, 2 * 7 / 8),
+        (Operation.ALL_GATHER, 7 / 8),
+        (Operation.REDUCE_SCATTER, 7 / 8),
+        (Operation.ALL_TO_ALL, 7 / 8),
+        (Operation.BROADCAST, 1.0),
+        (Operation.SEND_RECV, 1.0),
+    ],
+)
+def test_the_limit_is_bytes_over_a_ports_rate(operation: Operation, buffers: float) -> None:
+    assert limit_s(operation, LAN8, 64_000_000) == pytest.approx(buffers * BUFFER_S)
+
+
+def test_the_limit_is_of_bytes_alone() -> None:
+    small, large = (limit_s(Operation.ALL_REDUCE, LAN8, size) for size in (4_000, 4_000_000))
+    assert small is not None
+    assert large == pytest.approx(1000 * small)
+    assert limit_s(Operation.BARRIER, LAN8, 0) is None
+
+
+def test_a_slow_uplink_is_the_limit() -> None:
+    assert limit_s(Operation.SEND_RECV, Cluster.preset("uplink8"), 64_000_000) == pytest.approx(5 * BUFFER_S)
+
+
+def test_summaries_have_medians_and_quartiles() -> None:
+    summary = Summary.of([4.0, 1.0, 2.0, 3.0, 5.0], loop_s=16.0)
+    assert (summary.median_s, summary.lower_quartile_s, summary.upper_quartile_s) == (3.0, 2.0, 4.0)
+    assert (summary.min_s, summary.max_s, summary.loop_mean_s, summary.count) == (1.0, 5.0, 3.2, 5)
+    assert Summary.of([2.0], 2.0).upper_quartile_s == 2.0
+
+
+def test_ratios_compare_round_with_round() -> None:
+    ratio = Ratio.of([[2.0, 2.0], [40.0, 40.0]], [[1.0], [10.0]])
+    assert (ratio.least, ratio.most) == (2.0, 4.0)
+    assert ratio.of_medians == pytest.approx(21 / 5.5)
+
+
+def test_operations_are_read_in_every_spelling() -> None:
+    assert Operation.parse("All-Reduce") is Operation.ALL_REDUCE
+    with pytest.raises(UsageError, match="sendrecv"):
+        Operation.parse("gather")
