@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,8 @@ class TorchRank:
     def __init__(self, setup: Setup) -> None:
         dist.init_process_group(setup.backend)
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self.ready = Ready(self.rank, self.num_ranks, {"torch": str(torch.__version__)})
+        versions = {"paceline": version("paceline")} if setup.backend == "paceline" else {}
+        self.ready = Ready(self.rank, self.num_ranks, {**versions, "torch": str(torch.__version__)})
         self.run: Callable[[], object] = dist.barrier
         self.barrier: Callable[[], object] = dist.barrier
 
