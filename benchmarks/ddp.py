@@ -142,7 +142,7 @@ def measure(cases: list[Case], backend: str, effort: Effort) -> list[Result]:
         for case in cases:
             ours, theirs = interleave(started, Prepare(f"with {case.name}", 0, "float32"), effort, seen)
             alone = interleave(started[:1], Prepare(f"without {case.name}", 0, "float32"), effort, seen)[0]
-            ratio = Ratio.of(theirs.rounds, ours.rounds)
+            ratio = theirs.over(ours)
             wrong = ours.wrong + theirs.wrong
             times = (ours.summary(), theirs.summary(), alone.summary())
             results.append(Result(case.name, case.gradient_bytes, *times, ratio, wrong))

@@ -91,15 +91,9 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """A contender's time over the subject's: of the medians, and the least and the most of the rounds'."""
+    """A contender's time over the subject's: of the medians, of the loops' means, and the span of rounds' medians."""
 
     of_medians: float
+    of_means: float
     least: float
     most: float
-
-    @classmethod
-    def of(cls, contender: Sequence[Sequence[float]], subject: Sequence[Sequence[float]]) -> Ratio:
-        """Compare samples by round: what ran side by side is compared side by side."""
-        rounds = [float(np.median(a) / np.median(b)) for a, b in zip(contender, subject, strict=True)]
-        overall = float(np.median(np.concatenate(contender)) / np.median(np.concatenate(subject)))
-        return cls(overall, min(rounds), max(rounds))

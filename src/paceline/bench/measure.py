@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from paceline.bench.contenders import Contender
 from paceline.bench.crew import Crew, crews
 from paceline.bench.figures import SHARED, Operation, Ratio, Summary, bus_factor, limit_s
@@ -69,6 +71,13 @@ class Samples:
     def summary(self) -> Summary:
         """Median and spread of all."""
         return Summary.of([sample for part in self.rounds for sample in part], self.loop_s)
+
+    def over(self, subject: Samples) -> Ratio:
+        """Our time over the subject's; what ran side by side is compared side by side."""
+        rounds = [float(np.median(a) / np.median(b)) for a, b in zip(self.rounds, subject.rounds, strict=True)]
+        ours, theirs = self.summary(), subject.summary()
+        means = ours.loop_mean_s / theirs.loop_mean_s
+        return Ratio(ours.median_s / theirs.median_s, means, min(rounds), max(rounds))
 
 
 @dataclass(frozen=True)
@@ -189,7 +198,7 @@ def _rows(question: Question, lab: Lab | None, count: int, found: Sequence[Sampl
                 wrong=samples.wrong,
                 limit_s=limit,
                 share_of_limit=limit / time.median_s if limit else None,
-                over_subject=None if samples is found[0] else Ratio.of(samples.rounds, found[0].rounds),
+                over_subject=None if samples is found[0] else samples.over(found[0]),
             )
         )
     return rows

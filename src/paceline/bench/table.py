@@ -9,6 +9,8 @@ from rich.table import Table
 from paceline.bench.results import Results, Row
 from paceline.units import format_duration
 
+_BUSY = 0.5  # load average a core from which others disturb
+
 
 def results_table(results: Results) -> Table:
     """One line for each size and contender, the subject first."""
@@ -19,7 +21,7 @@ def results_table(results: Results) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("type", "redop", "contender"):
         table.add_column(name, no_wrap=True)
-    for name in ("time", "25%", "75%", "n", "algbw", "busbw", "#wrong"):
+    for name in ("time", "25%", "75%", "mean", "n", "algbw", "busbw", "#wrong"):
         table.add_column(name, justify="right", no_wrap=True)
     if limited:
         table.add_column("of limit", justify="right", no_wrap=True)
@@ -39,7 +41,8 @@ def results_table(results: Results) -> Table:
 
 def _times(row: Row) -> list[str]:
     time = row.time
-    return [*map(format_duration, (time.median_s, time.lower_quartile_s, time.upper_quartile_s)), str(time.count)]
+    figures = (time.median_s, time.lower_quartile_s, time.upper_quartile_s, time.loop_mean_s)
+    return [*map(format_duration, figures), str(time.count)]
 
 
 def _bandwidths(row: Row) -> list[str]:
@@ -62,11 +65,13 @@ def caption(results: Results) -> Iterable[str]:
         f"{machine.cores} cores ({machine.processor}), Linux {machine.kernel}, Python {machine.python}; "
         f"load average {machine.load_average:.2f} before"
     )
+    if machine.load_average > _BUSY * machine.cores:
+        yield "the machine was busy with something else: repeat this when it is idle"
     for contender, versions in results.versions.items():
         variables = "".join(f", {name}={value}" for name, value in results.environment[contender].items())
         yield f"{contender}: {', '.join(f'{name} {version}' for name, version in versions.items())}{variables}"
     yield f"{machine.date}: {machine.command}"
     yield (
-        f"time: median of n iterations, each as long as on its slowest rank; {results.rounds} interleaved rounds; "
-        "algbw and busbw in GB/s"
+        "time: median of n iterations, each as long as on its slowest rank; mean: a loop's time over its iterations; "
+        f"{results.rounds} interleaved rounds; algbw and busbw in GB/s, of the median"
     )

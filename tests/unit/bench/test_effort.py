@@ -34,6 +34,13 @@ def test_iterations_are_exactly_so_many() -> None:
     assert sum(_spent(Effort(iterations=17, rounds=5), 100.0)) == 17
 
 
+def test_ratios_compare_round_with_round() -> None:
+    ratio = Samples([[2.0, 2.0], [40.0, 40.0]], loop_s=80.0).over(Samples([[1.0], [10.0]], loop_s=10.0))
+    assert (ratio.least, ratio.most) == (2.0, 4.0)
+    assert ratio.of_medians == pytest.approx(21 / 5.5)
+    assert ratio.of_means == pytest.approx(20 / 5)
+
+
 @pytest.mark.parametrize("wrong", [{"seconds": 0}, {"rounds": 0}, {"iterations": 3, "rounds": 5}, {"seconds": 1e9}])
 def test_effort_that_measures_nothing_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.figures import Operation, Ratio, Summary, bus_factor, limit_s
+from paceline.bench.figures import Operation, Summary, bus_factor, limit_s
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 
@@ -50,12 +50,6 @@ def test_summaries_have_medians_and_quartiles() -> None:
     assert (summary.median_s, summary.lower_quartile_s, summary.upper_quartile_s) == (3.0, 2.0, 4.0)
     assert (summary.min_s, summary.max_s, summary.loop_mean_s, summary.count) == (1.0, 5.0, 3.2, 5)
     assert Summary.of([2.0], 2.0).upper_quartile_s == 2.0
-
-
-def test_ratios_compare_round_with_round() -> None:
-    ratio = Ratio.of([[2.0, 2.0], [40.0, 40.0]], [[1.0], [10.0]])
-    assert (ratio.least, ratio.most) == (2.0, 4.0)
-    assert ratio.of_medians == pytest.approx(21 / 5.5)
 
 
 def test_operations_are_read_in_every_spelling() -> None:
