@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ from paceline.bench.rank_process.messages import Prepare, Ready, Setup
 from paceline.bench.results import Machine
 from paceline.bench.run import progress
 from paceline.units import format_duration, format_size
+
+ALONE = "BENCHMARK_ALONE"
+"""Ranks with this variable do not communicate: the third contender."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,7 @@ class TrainingRank:
 
     def prepare(self, order: Prepare) -> int:
         """Build the net of a case, take a step, and count the parameters that differ from rank 0's."""
-        nn, case = self.torch.nn, next(case for case in CASES if order.operation.endswith(case.name))
-        self.alone = not order.operation.endswith(f"with {case.name}")
+        nn, case = self.torch.nn, next(case for case in CASES if case.name == order.operation)
         self.torch.manual_seed(0)
         layers: list[Any] = []
         for inputs in (3, case.channels, case.channels, case.channels):
@@ -98,10 +101,10 @@ class TrainingRank:
         self.torch.manual_seed(1 + self.ready.rank)
         self.images = self.torch.randn(case.batch, 3, case.side, case.side)
         self.labels = self.torch.randint(0, 10, (case.batch,))
-        alone, self.alone = self.alone, False
+        self.alone = False
         for _ in range(3):  # DDP orders its buckets anew after the first iteration
             self.run()
-        self.alone = alone
+        self.alone = ALONE in os.environ
         wrong = 0
         for parameter in net.parameters():
             first = parameter.detach().clone()
@@ -135,15 +138,14 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def measure(cases: list[Case], backend: str, effort: Effort) -> list[Result]:
-    """Run the cases, both contenders in turns."""
+    """Run the cases, the contenders in turns."""
     results = []
-    contenders = [Contender(backend), Contender("gloo")]
+    contenders = [Contender(backend), Contender("gloo"), Contender(backend, {ALONE: "1"})]
     with progress(Console(stderr=True)) as seen, crews(contenders, 2, program=Path(__file__).resolve()) as started:
         for case in cases:
-            ours, theirs = interleave(started, Prepare(f"with {case.name}", 0, "float32"), effort, seen)
-            alone = interleave(started[:1], Prepare(f"without {case.name}", 0, "float32"), effort, seen)[0]
+            ours, theirs, alone = interleave(started, Prepare(case.name, 0, "float32"), effort, seen)
             ratio = theirs.over(ours)
-            wrong = ours.wrong + theirs.wrong
+            wrong = ours.wrong + theirs.wrong + alone.wrong
             times = (ours.summary(), theirs.summary(), alone.summary())
             results.append(Result(case.name, case.gradient_bytes, *times, ratio, wrong))
     return results
