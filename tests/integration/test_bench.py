@@ -22,6 +22,7 @@ from paceline.bench.figures import Operation
 from paceline.bench.measure import Effort, interleave
 from paceline.bench.rank_process.messages import Block, Prepare, Prepared, Timed
 from paceline.errors import ContenderError
+from paceline.lab import unavailable
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -183,6 +184,19 @@ def test_the_command_prints_saves_and_draws(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
+@needs_torch
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+def test_in_the_lab_there_is_a_limit(tmp_path: Path) -> None:
+    effort = ["--iterations", "2", "--rounds", "2"]
+    done = _bench(
+        "broadcast", "--backend", "gloo", "--lab", "lan4", "--sizes", "1MB", *effort, "--json", "a.json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert row["limit_s"] == pytest.approx(1e6 * 1514 / 1448 / 125e6)
+    assert row["wrong"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -234,3 +248,15 @@ def _wait_for_end(pidfd: int) -> None:
     ready, _, _ = select.select([pidfd], [], [], 20)
     os.close(pidfd)
     assert ready, "a rank outlived its controller"
+
+
+@needs_torch
+def test_the_benchmark_measures_a_case(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "collectives.py"
+    effort = ["--only", "barrier, 2 ranks", "--seconds", "0.05", "--rounds", "2", "--no-install", "--json", "a.json"]
+    command = [sys.executable, str(script), "--backend", "gloo", *effort]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "reached" in done.stdout
+    (run,) = json.loads((tmp_path / "a.json").read_text())
+    assert run["operation"] == "barrier"
