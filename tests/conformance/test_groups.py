@@ -112,13 +112,16 @@ def test_names() -> None:
 
 
 def sequence(_: Member) -> list[int]:
-    """The numbers of a group's collectives count up alike on all ranks."""
-    group = dist.distributed_c10d._get_default_group()
-    group._set_sequence_number_for_group()
-    counted = [group._get_sequence_number_for_group()]
+    """The numbers of a group's collectives count up alike on all ranks.
+
+    The backend is asked itself: ProcessGroup passes the question on to built-in backends only.
+    """
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    backend._set_sequence_number_for_group()
+    counted = [backend._get_sequence_number_for_group()]
     for _ in range(3):
         dist.all_reduce(torch.ones(2))
-        counted.append(group._get_sequence_number_for_group())
+        counted.append(backend._get_sequence_number_for_group())
     dist.barrier()
     return counted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -37,8 +38,10 @@ def translate(backend: str) -> None:
     logged_by = DistributedDataParallel._get_ddp_logging_data
 
     def _get_ddp_logging_data(self: DistributedDataParallel) -> dict[str, Any]:
-        data = logged_by(self)
-        return {**data, "backend_name": SPOKEN} if data.get("backend_name") == backend else data
+        spoken = {"backend_name": SPOKEN}
+        for variable in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):  # logged for Gloo alone
+            spoken[variable.lower()] = os.environ.get(variable, "N/A")
+        return {**logged_by(self), **spoken}
 
     DistributedDataParallel._get_ddp_logging_data = _get_ddp_logging_data
 
