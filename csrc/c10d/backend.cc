@@ -34,8 +34,14 @@ double factor_of(const c10d::ReduceOp& op) {
   return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
 }
 
+// Complex numbers are added as pairs of real ones.
+at::Tensor as_real(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  const bool adds = op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG || op.op_ == c10d::ReduceOp::PREMUL_SUM;
+  return tensor.is_complex() && adds ? at::view_as_real(tensor) : tensor;
+}
+
 void check_reducible(const at::Tensor& tensor, ReduceOp op) {
-  TORCH_CHECK_TYPE(find_reduction(dtype_of(tensor), op) != nullptr, "the paceline backend cannot compute ", name(op),
+  TORCH_CHECK_VALUE(find_reduction(dtype_of(tensor), op) != nullptr, "the paceline backend cannot compute ", name(op),
                    " of ", tensor.scalar_type());
 }
 
@@ -155,8 +161,9 @@ std::vector<std::string> Backend::chosen() {
   return lines;
 }
 
-void Backend::add_allreduce(const c10::intrusive_ptr<Work>& work, at::Tensor& tensor, const c10d::ReduceOp& op,
+void Backend::add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tensor& any, const c10d::ReduceOp& op,
                             std::chrono::milliseconds timeout) {
+  const at::Tensor tensor = as_real(any, op);
   const Contiguous flat = contiguous(tensor);
   Request request;
   request.call = {Kind::kAllReduce, dtype_of(tensor), op_of(op), 0, 0, count_of(tensor), 0};
@@ -190,7 +197,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
   TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce_coalesced takes at least one tensor");
   const auto work =
       make_work(c10d::OpType::ALLREDUCE_COALESCED, "paceline:all_reduce", tensors, tensors, tensors.size());
-  for (at::Tensor& tensor : tensors) add_allreduce(work, tensor, options.reduceOp, options.timeout);
+  for (const at::Tensor& tensor : tensors) add_allreduce(work, tensor, options.reduceOp, options.timeout);
   return work;
 }
 
@@ -238,7 +245,7 @@ Backend::WorkPtr Backend::exchange(c10d::OpType type, const char* title, Tensors
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  at::Tensor tensor = single(tensors, "reduce");
+  const at::Tensor tensor = as_real(single(tensors, "reduce"), options.reduceOp);
   check_root(options.rootRank, "reduce");
   Contiguous flat = contiguous(tensor);
   Request request;
@@ -382,8 +389,9 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
   return work;
 }
 
-void Backend::add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at::Tensor& output, const Tensors& inputs,
+void Backend::add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at::Tensor& any, const Tensors& inputs,
                                  const c10d::ReduceOp& op, std::chrono::milliseconds timeout) {
+  const at::Tensor output = as_real(any, op);
   TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(size_), "reduce_scatter needs ", size_,
                     " input tensors, one a rank, not ", inputs.size());
   const Contiguous out = contiguous(output);
@@ -391,7 +399,8 @@ void Backend::add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at:
   request.call = {Kind::kReduceScatter, dtype_of(output), op_of(op), 0, 0, 0, 0};
   check_reducible(output, request.call.op);
   const bool scaled = op.op_ == c10d::ReduceOp::PREMUL_SUM;
-  for (const at::Tensor& input : inputs) {
+  for (const at::Tensor& part : inputs) {
+    const at::Tensor input = as_real(part, op);
     check_same_type(input, output, "reduce_scatter");
     Contiguous in = contiguous(input);
     if (scaled) {  // the input stays as it is

@@ -105,7 +105,7 @@ class Backend final : public c10d::Backend {
   std::shared_ptr<const Program> program(const Request& request);
   void post(const c10::intrusive_ptr<Work>& work, Request request);
   WorkPtr exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs, Request request);
-  void add_allreduce(const c10::intrusive_ptr<Work>& work, at::Tensor& tensor, const c10d::ReduceOp& op,
+  void add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tensor& tensor, const c10d::ReduceOp& op,
                      std::chrono::milliseconds timeout);
   void add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors& outputs, const at::Tensor& input,
                      std::chrono::milliseconds timeout);

@@ -153,7 +153,7 @@ void Collectives::hand_over(Connection& connection, const std::shared_ptr<Operat
   OutFrame frame;
   FrameHeader& header = frame.header;
   const uint8_t* from = (access.from_input ? place.input : place.work) + progress.moved;
-  const bool pulled = connection.pullable_process() != 0 && ready - progress.moved > kInlineBytes;
+  const bool pulled = connection.pullable_process() != 0 && place.bytes > kInlineBytes;  // one way for all its bytes
   header.type = pulled ? FrameType::kAt : FrameType::kData;
   header.id = access.wire;
   header.seq = operation->seq;
@@ -318,7 +318,9 @@ void Collectives::apply(const std::shared_ptr<Operation>& operation, uint32_t ac
   const auto found = operation->arrived.find(access);
   if (found != operation->arrived.end()) {
     std::deque<Operation::Block>& blocks = found->second;
-    while (!blocks.empty() && blocks.front().offset + blocks.front().length <= limit(*operation, access)) {
+    // In order: bytes before these may still have to be pulled.
+    while (!blocks.empty() && blocks.front().offset == operation->progress[access].done &&
+           blocks.front().offset + blocks.front().length <= limit(*operation, access)) {
       const Operation::Block block = std::move(blocks.front());
       blocks.pop_front();
       write(*operation, access, block.offset, block.buffer.data(), block.length);
@@ -377,7 +379,7 @@ bool Collectives::work() {
   Operation::Block& block = blocks.front();
   const uint64_t allowed = limit(*operation, index);
   const uint64_t offset = block.offset;
-  const bool now = allowed > offset;
+  const bool now = allowed > offset && operation->progress[index].done == offset;
   const uint64_t length = std::min({kSliceBytes, block.length, now ? allowed - offset : block.length});
   const bool direct = now && !access.reduce;
   ScratchPool::Buffer buffer;
@@ -410,11 +412,10 @@ bool Collectives::work() {
     group_.mark(*connection);
   }
   schedule_pull(operation, index);  // below whatever this slice lets go on
-  if (direct) {
+  if (now) {
+    if (!direct) write(*operation, index, offset, buffer.data(), length);
     advance(operation, index, length);
-  } else if (now) {
-    write(*operation, index, offset, buffer.data(), length);
-    advance(operation, index, length);
+    if (group_.failure().empty()) apply(operation, index);
   } else {
     take(operation, index, offset, length, std::move(buffer));
   }
