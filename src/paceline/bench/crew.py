@@ -1,7 +1,7 @@
 """The processes of the contenders: started, kept waiting, given orders, and ended whatever happens.
 
-Each rank of a contender connects to one Unix socket. A rank that dies is seen
-by the end of its connection, one that hangs by its silence. A rank sees in the same way that we are gone.
+Each rank of a contender connects to one Unix socket. A rank that dies is seen by the end of its connection, one that
+hangs by its silence. A rank sees in the same way that we are gone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Crew:
         """Give all ranks the order and return their answers in rank order; they hang if much later than expected."""
         for line in self.lines:
             line.send(order)
-        return self._answers(answer, doing, self.timeout_s + 3 * expected_s)
+        return self._answers(answer, doing, self.timeout_s + 2 * expected_s)
 
     def accept(self, listener: socket.socket) -> None:
         """Wait for the ranks to connect, and put them in rank order."""
