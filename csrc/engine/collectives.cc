@@ -26,6 +26,9 @@ constexpr uint64_t kMostEarlyFrameBytes = 8 << 10;
 
 constexpr size_t kHistory = 256;
 
+// A collective that takes longer than this may be waiting for a rank that has called another one.
+constexpr auto kAskAfter = std::chrono::seconds(1);
+
 }  // namespace
 
 void Collectives::post(std::shared_ptr<Operation> operation) {
@@ -37,6 +40,7 @@ void Collectives::post(std::shared_ptr<Operation> operation) {
   }
   operation->posted_at = Clock::now();
   operation->deadline = operation->posted_at + operation->timeout;
+  operation->ask_at = operation->posted_at + kAskAfter;
   operation->element_bytes = element_bytes(operation->call.dtype);
   operation->reduction = find_reduction(operation->call.dtype, operation->call.op);
   operation->call.schedule = operation->program->digest();
@@ -500,12 +504,18 @@ bool Collectives::needs(uint32_t peer) const {
   return false;
 }
 
-std::shared_ptr<Operation> Collectives::earliest() const {
+std::shared_ptr<Operation> Collectives::earliest(Clock::time_point Operation::* when) const {
   std::shared_ptr<Operation> first;
   for (const auto& [seq, operation] : operations_) {
-    if (first == nullptr || operation->deadline < first->deadline) first = operation;
+    if (first == nullptr || operation.get()->*when < first.get()->*when) first = operation;
   }
   return first;
+}
+
+void Collectives::compare(uint32_t peer, uint64_t seq, const Call& theirs) {
+  if (seq >= next_seq_ || next_seq_ - 1 - seq >= history_.size()) return;
+  const Call& ours = history_[history_.size() - (next_seq_ - seq)];
+  if (ours != theirs) group_.fail(peer, mismatch(peer, theirs, seq));
 }
 
 std::shared_ptr<Operation> Collectives::find(uint64_t seq) const {
@@ -545,8 +555,9 @@ std::string Collectives::mismatch(uint32_t peer, const Call& theirs, uint64_t se
     return group_.who(peer) + " sent bytes of " + ours.text() + number + ", which rank " +
            std::to_string(group_.rank()) + " has finished: the ranks differ in what they passed";
   }
-  return "rank " + std::to_string(group_.rank()) + " called " + ours.text() + number + ", and " + group_.who(peer) +
-         " called " + theirs.text() + ": all ranks must call the same collectives in the same order";
+  return "rank " + std::to_string(group_.rank()) + " called " + ours.text() + number + ", and rank " +
+         std::to_string(peer) + " called " + theirs.text() +
+         ": all ranks must call the same collectives in the same order";
 }
 
 }  // namespace paceline

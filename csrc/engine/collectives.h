@@ -35,8 +35,10 @@ class Collectives {
   void fail(const std::string& reason);
 
   bool needs(uint32_t peer) const;
-  // The operation in flight whose deadline is first, or nullptr.
-  std::shared_ptr<Operation> earliest() const;
+  // The operation in flight that comes first by the deadline or by the time to ask, or nullptr.
+  std::shared_ptr<Operation> earliest(Clock::time_point Operation::* when) const;
+  // Another rank says what it has called: fails the group if this rank has called something else.
+  void compare(uint32_t peer, uint64_t seq, const Call& theirs);
   std::shared_ptr<Operation> find(uint64_t seq) const;
   // The ranks it still expects bytes from, or whose pull it awaits.
   std::vector<uint32_t> waits_for(const Operation& operation) const;

@@ -58,11 +58,11 @@ void Group::attach(std::unique_ptr<Connection> connection) {
     header.seq = collectives_.last_posted();
     state.connection->enqueue_control(header);
   }
-  if (inquiry_ != nullptr && state.connection->lane() == Lane::kMessages) {
-    FrameHeader header;
-    header.type = FrameType::kProbe;
-    header.seq = inquiry_->seq;
-    state.connection->enqueue_control(header);
+  if (state.connection->lane() == Lane::kMessages) {
+    // It may have been opened to ask.
+    const std::shared_ptr<Operation> asking = inquiry_ != nullptr ? collectives_.find(inquiry_->seq)
+                                                                  : collectives_.earliest(&Operation::posted_at);
+    if (asking != nullptr) probe(state.connection->peer(), *asking);
   }
   flush_marked();
 }
@@ -110,6 +110,8 @@ void Group::on_frame(Connection& connection, const FrameHeader& header) {
     }
     case FrameType::kBye: peers_[peer].said_bye = true; return;
     case FrameType::kProbe: {
+      collectives_.compare(peer, header.seq, header.call);
+      if (!failure_.empty()) return;
       FrameHeader answer;
       answer.type = FrameType::kStatus;
       answer.seq = collectives_.last_posted();
@@ -248,12 +250,18 @@ Clock::time_point Group::tick(Clock::time_point now) {
       return inquiry_->until;
     }
   }
-  const std::shared_ptr<Operation> operation = collectives_.earliest();
+  const std::shared_ptr<Operation> waiting = collectives_.earliest(&Operation::ask_at);
+  if (waiting != nullptr && waiting->ask_at <= now) {
+    ask_around(*waiting, now);
+    if (!failure_.empty()) return next;
+  }
+  if (waiting != nullptr) next = waiting->ask_at;
+  const std::shared_ptr<Operation> operation = collectives_.earliest(&Operation::deadline);
   if (operation != nullptr && operation->deadline <= now) {
     inquire(*operation, now);
     return inquiry_ != nullptr ? inquiry_->until : next;
   }
-  if (operation != nullptr) next = operation->deadline;
+  if (operation != nullptr) next = std::min(next, operation->deadline);
   const std::shared_ptr<Message> message = mailbox_.earliest();
   if (message != nullptr && message->deadline <= now) {
     mailbox_.expire(message);
@@ -261,6 +269,29 @@ Clock::time_point Group::tick(Clock::time_point now) {
   }
   if (message != nullptr) next = std::min(next, message->deadline);
   return next;
+}
+
+// Says what we have called, and asks what the peer has. While the connection is being opened, attach() does it.
+void Group::probe(uint32_t peer, const Operation& operation) {
+  Connection* open = connection(peer, Lane::kMessages);
+  if (open == nullptr) return;
+  FrameHeader header;
+  header.type = FrameType::kProbe;
+  header.seq = operation.seq;
+  header.call = operation.call;
+  open->enqueue_control(header);
+  mark(*open);
+}
+
+// Two ranks in different collectives may both wait for the other: whoever waits long tells those it waits for what it
+// has called, and they compare. Ever more rarely, since a late rank is no mistake.
+void Group::ask_around(Operation& operation, Clock::time_point now) {
+  operation.ask_at = now + 2 * (now - operation.posted_at);
+  for (const uint32_t peer : collectives_.waits_for(operation)) {
+    probe(peer, operation);
+    if (!failure_.empty()) return;
+  }
+  flush_marked();
 }
 
 // Asks every rank whether it is there and what it has called, so that the error can name the one to look at.
@@ -272,14 +303,7 @@ void Group::inquire(const Operation& operation, Clock::time_point now) {
   inquiry_->calls.resize(size());
   inquiry_->answers[rank()] = static_cast<int64_t>(collectives_.last_posted());
   for (uint32_t peer = 0; peer < size(); ++peer) {
-    if (peer == rank()) continue;
-    Connection* open = connection(peer, Lane::kMessages);
-    if (open == nullptr) continue;
-    FrameHeader header;
-    header.type = FrameType::kProbe;
-    header.seq = operation.seq;
-    open->enqueue_control(header);
-    mark(*open);
+    if (peer != rank()) probe(peer, operation);
   }
   flush_marked();
 }

@@ -107,6 +107,8 @@ class Group final : public FrameHandler {
   };
 
   static size_t index(Lane lane) { return static_cast<size_t>(lane); }
+  void probe(uint32_t peer, const Operation& operation);
+  void ask_around(Operation& operation, Clock::time_point now);
   void inquire(const Operation& operation, Clock::time_point now);
   void conclude();
 

@@ -42,6 +42,7 @@ struct Operation {
   // Set by the engine.
   uint64_t seq = 0;
   Clock::time_point posted_at, deadline;
+  Clock::time_point ask_at;  // when to ask those it waits for whether they are in the same collective
   Reduction reduction = nullptr;
   size_t element_bytes = 1;
 
