@@ -16,6 +16,7 @@ import time
 import unittest
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ class PytorchSuite(TestDistBackend, DistributedTest._DistTestBase):
         for process in self.processes:
             process.kill()
             process.join()
+        Path(self.file_name).unlink(missing_ok=True)  # the ranks' FileStore
         super().tearDown()
 
     def _spawn_processes(self) -> None:
