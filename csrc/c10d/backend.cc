@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <future>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "c10d/rendezvous.h"
@@ -12,6 +13,9 @@ namespace {
 
 // Tags of our own messages are beyond those users can choose.
 constexpr uint32_t kMonitorTag = 0x80000000;
+constexpr uint32_t kExchangeTag = 0xffffffff;
+
+constexpr auto kSpin = std::chrono::microseconds(100);
 
 ReduceOp op_of(const c10d::ReduceOp& op) {
   switch (op.op_) {
@@ -78,7 +82,11 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
     // Ranks whose memory can be pulled from are on one host, whatever it is called.
     hosts.push_back(address.shm.empty() ? address.host : address.shm.substr(0, address.shm.find(' ')));
   }
-  planner_ = settings_.make_planner(rank, size, store, hosts);
+  // Polling a moment before sleeping is polite only when no other rank wants the core.
+  const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<size_t>(rank)]);
+  if (here <= static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency())) spin_ = kSpin;
+  planner_ = settings_.make_planner(
+      rank, size, store, hosts, [this](int to, int from, uint64_t bytes) { return exchange_seconds(to, from, bytes); });
   init();
 }
 
@@ -119,8 +127,10 @@ void Backend::check_root(int64_t root, const char* operation) const {
 
 c10::intrusive_ptr<Work> Backend::make_work(c10d::OpType type, const char* title, const Tensors& inputs,
                                             Tensors outputs, size_t parts) {
-  return c10::make_intrusive<Work>(rank_, type, title, inputs, std::move(outputs), sequence_.load() + 1,
-                                   static_cast<int>(parts));
+  auto work = c10::make_intrusive<Work>(rank_, type, title, inputs, std::move(outputs), sequence_.load() + 1,
+                                        static_cast<int>(parts));
+  work->let_help(engine_, spin_);
+  return work;
 }
 
 std::shared_ptr<const Program> Backend::program(const Request& request) {
@@ -148,7 +158,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
   operation->on_done = [work](const std::string& error) { work->done(error); };
   place(*engine_, *operation, request.blocks);
   ++sequence_;
-  engine_->post(group_, std::move(operation));
+  engine_->post(group_, std::move(operation), request.asynchronous);
 }
 
 std::vector<std::string> Backend::chosen() {
@@ -162,7 +172,7 @@ std::vector<std::string> Backend::chosen() {
 }
 
 void Backend::add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tensor& any, const c10d::ReduceOp& op,
-                            std::chrono::milliseconds timeout) {
+                            std::chrono::milliseconds timeout, bool asynchronous) {
   const at::Tensor tensor = as_real(any, op);
   const Contiguous flat = contiguous(tensor);
   Request request;
@@ -171,6 +181,7 @@ void Backend::add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tens
   request.bytes = flat.bytes();
   request.blocks = {{flat.data(), flat.data(), flat.bytes()}};
   request.timeout = timeout;
+  request.asynchronous = asynchronous;
   if (op.op_ == c10d::ReduceOp::PREMUL_SUM) {
     multiply(request.call.dtype, flat.data(), flat.data(), request.call.count, factor_of(op));
   }
@@ -189,7 +200,7 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   single(tensors, "all_reduce");
   if (tensors.front().layout() == at::kSparse) return allreduce_sparse(tensors, options);
   const auto work = make_work(c10d::OpType::ALLREDUCE, "paceline:all_reduce", tensors, tensors);
-  add_allreduce(work, tensors.front(), options.reduceOp, options.timeout);
+  add_allreduce(work, tensors.front(), options.reduceOp, options.timeout, options.asyncOp);
   return work;
 }
 
@@ -197,7 +208,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
   TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce_coalesced takes at least one tensor");
   const auto work =
       make_work(c10d::OpType::ALLREDUCE_COALESCED, "paceline:all_reduce", tensors, tensors, tensors.size());
-  for (const at::Tensor& tensor : tensors) add_allreduce(work, tensor, options.reduceOp, options.timeout);
+  for (const at::Tensor& tensor : tensors) add_allreduce(work, tensor, options.reduceOp, options.timeout, options.asyncOp);
   return work;
 }
 
@@ -260,6 +271,7 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   request.bytes = flat.bytes();
   request.blocks = {{flat.data(), root ? flat.data() : nullptr, flat.bytes()}};
   request.timeout = options.timeout;
+  request.asynchronous = options.asyncOp;
   const bool average = request.call.op == ReduceOp::kAverage;
   if (root && (average || flat.copied)) {
     request.epilogue = [flat, tensor, average, call = request.call, size = size_]() mutable {
@@ -280,6 +292,7 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
   request.bytes = flat.bytes();
   request.blocks = {{flat.data(), flat.data(), flat.bytes()}};
   request.timeout = options.timeout;
+  request.asynchronous = options.asyncOp;
   if (flat.copied && rank_ != options.rootRank) {
     request.epilogue = [flat, tensor]() mutable { tensor.copy_(flat.tensor); };
   }
@@ -287,7 +300,7 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
 }
 
 void Backend::add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors& outputs, const at::Tensor& input,
-                            std::chrono::milliseconds timeout) {
+                            std::chrono::milliseconds timeout, bool asynchronous) {
   TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_), "all_gather needs ", size_,
                     " output tensors, one a rank, not ", outputs.size());
   const Contiguous in = contiguous(input);
@@ -310,6 +323,7 @@ void Backend::add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors&
   own.input = in.data();
   copy_bytes(own.output, in.data(), own.bytes);
   request.timeout = timeout;
+  request.asynchronous = asynchronous;
   if (copied) {
     request.epilogue = [outs, outputs] {
       for (size_t i = 0; i < outs.size(); ++i) {
@@ -324,7 +338,7 @@ void Backend::add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors&
 Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   const Tensors& list = single_list(outputs, "all_gather");
   const auto work = make_work(c10d::OpType::ALLGATHER, "paceline:all_gather", inputs, list);
-  add_allgather(work, list, single(inputs, "all_gather"), options.timeout);
+  add_allgather(work, list, single(inputs, "all_gather"), options.timeout, options.asyncOp);
   return work;
 }
 
@@ -348,7 +362,7 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                     " elements, and ", size_, " ranks with ", input.numel(), " each give ", input.numel() * size_);
   Tensors inputs{input};
   const auto work = make_work(c10d::OpType::_ALLGATHER_BASE, "paceline:_all_gather_base", inputs, {output});
-  add_allgather(work, parts(output, size_, "all_gather_into_tensor"), input, options.timeout);
+  add_allgather(work, parts(output, size_, "all_gather_into_tensor"), input, options.timeout, options.asyncOp);
   return work;
 }
 
@@ -372,7 +386,7 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inp
     } else {
       list = outputs[i];
     }
-    add_allgather(work, list, inputs[i], options.timeout);
+    add_allgather(work, list, inputs[i], options.timeout, options.asyncOp);
   }
   return work;
 }
@@ -384,13 +398,13 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
   const auto work =
       make_work(c10d::OpType::ALLGATHER_COALESCED, "paceline:all_gather", inputs, outputs, inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
-    add_allgather(work, parts(outputs[i], size_, "all_gather_into_tensor_coalesced"), inputs[i], options.timeout);
+    add_allgather(work, parts(outputs[i], size_, "all_gather_into_tensor_coalesced"), inputs[i], options.timeout, options.asyncOp);
   }
   return work;
 }
 
 void Backend::add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at::Tensor& any, const Tensors& inputs,
-                                 const c10d::ReduceOp& op, std::chrono::milliseconds timeout) {
+                                 const c10d::ReduceOp& op, std::chrono::milliseconds timeout, bool asynchronous) {
   const at::Tensor output = as_real(any, op);
   TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(size_), "reduce_scatter needs ", size_,
                     " input tensors, one a rank, not ", inputs.size());
@@ -418,6 +432,7 @@ void Backend::add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at:
   own.output = out.data();
   if (size_ == 1) copy_bytes(own.output, own.input, own.bytes);
   request.timeout = timeout;
+  request.asynchronous = asynchronous;
   const bool average = request.call.op == ReduceOp::kAverage;
   if (average || out.copied) {
     request.epilogue = [out, output, average, dtype = request.call.dtype, size = size_] {
@@ -433,7 +448,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                          const c10d::ReduceScatterOptions& options) {
   const Tensors& list = single_list(inputs, "reduce_scatter");
   const auto work = make_work(c10d::OpType::REDUCE_SCATTER, "paceline:reduce_scatter", list, outputs);
-  add_reduce_scatter(work, single(outputs, "reduce_scatter"), list, options.reduceOp, options.timeout);
+  add_reduce_scatter(work, single(outputs, "reduce_scatter"), list, options.reduceOp, options.timeout, options.asyncOp);
   return work;
 }
 
@@ -443,7 +458,7 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
                     " elements, and ", size_, " ranks with ", output.numel(), " each need ", output.numel() * size_);
   Tensors inputs{input};
   const auto work = make_work(c10d::OpType::_REDUCE_SCATTER_BASE, "paceline:_reduce_scatter_base", inputs, {output});
-  add_reduce_scatter(work, output, parts(input, size_, "reduce_scatter_tensor"), options.reduceOp, options.timeout);
+  add_reduce_scatter(work, output, parts(input, size_, "reduce_scatter_tensor"), options.reduceOp, options.timeout, options.asyncOp);
   return work;
 }
 
@@ -455,7 +470,7 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
                               inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     add_reduce_scatter(work, outputs[i], parts(inputs[i], size_, "reduce_scatter_tensor_coalesced"), options.reduceOp,
-                       options.timeout);
+                       options.timeout, options.asyncOp);
   }
   return work;
 }
@@ -494,6 +509,7 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs, const c1
   }
   request.blocks[static_cast<size_t>(rank_)].input = in.data();
   request.timeout = options.timeout;
+  request.asynchronous = options.asyncOp;
   return exchange(c10d::OpType::GATHER, "paceline:gather", {in.tensor}, std::move(results), std::move(request));
 }
 
@@ -525,6 +541,7 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs, const c
     copy_bytes(out.data(), request.blocks[static_cast<size_t>(rank_)].input, out.bytes());
   }
   request.timeout = options.timeout;
+  request.asynchronous = options.asyncOp;
   if (out.copied) request.epilogue = [out, output]() mutable { output.copy_(out.tensor); };
   return exchange(c10d::OpType::SCATTER, "paceline:scatter", std::move(kept), outputs, std::move(request));
 }
@@ -595,6 +612,7 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
     }
   }
   request.timeout = options.timeout;
+  request.asynchronous = options.asyncOp;
   if (std::any_of(outs.begin(), outs.end(), [](const Contiguous& out) { return out.copied; })) {
     request.epilogue = [outs, outputs] {
       for (size_t i = 0; i < outs.size(); ++i) {
@@ -610,6 +628,7 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
   request.call = {Kind::kBarrier, DType::kBytes, ReduceOp::kSum, 0, 0, 0, 0};
   request.blocks = {{nullptr, nullptr, 0}};
   request.timeout = options.timeout;
+  request.asynchronous = options.asyncOp;
   return exchange(c10d::OpType::BARRIER, "paceline:barrier", {}, {}, std::move(request));
 }
 
@@ -656,23 +675,37 @@ Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
   return message(tensors, -1, tag, true, c10d::OpType::RECVANYSOURCE, "paceline:recvAnySource");
 }
 
-void Backend::wait_message(int64_t peer, uint32_t tag, uint8_t* byte, bool receives,
-                           std::chrono::milliseconds timeout) {
-  auto promise = std::make_shared<std::promise<std::string>>();
+std::future<void> Backend::start_message(int64_t peer, uint32_t tag, uint8_t* data, uint64_t bytes, bool receives,
+                                         std::chrono::milliseconds timeout) {
+  auto promise = std::make_shared<std::promise<void>>();
   auto message = std::make_shared<Message>();
   message->peer = peer;
   message->tag = tag;
-  message->data = byte;
-  message->bytes = 1;
+  message->data = data;
+  message->bytes = bytes;
   message->timeout = timeout;
-  message->on_done = [promise](const std::string& error) { promise->set_value(error); };
+  message->on_done = [promise](const std::string& error) {
+    if (error.empty()) {
+      promise->set_value();
+    } else {
+      promise->set_exception(backend_error(error));
+    }
+  };
   if (receives) {
     engine_->receive(group_, std::move(message));
   } else {
     engine_->send(group_, std::move(message));
   }
-  const std::string error = promise->get_future().get();
-  if (!error.empty()) std::rethrow_exception(backend_error(error));
+  return promise->get_future();
+}
+
+double Backend::exchange_seconds(int to, int from, uint64_t bytes) {
+  std::vector<uint8_t> out(bytes), in(bytes);
+  const auto begin = Clock::now();
+  std::future<void> received = start_message(from, kExchangeTag, in.data(), bytes, true, options_->timeout);
+  start_message(to, kExchangeTag, out.data(), bytes, false, options_->timeout).get();
+  received.get();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 // Rank 0 hears from every rank, and only then answers: so it can say who did not come. The words are Gloo's, since
@@ -684,8 +717,8 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
   uint8_t byte = 0;
   if (rank_ != 0) {
     try {
-      wait_message(0, here, &byte, false, timeout);
-      wait_message(0, go_on, &byte, true, timeout);
+      start_message(0, here, &byte, 1, false, timeout).get();
+      start_message(0, go_on, &byte, 1, true, timeout).get();
     } catch (const std::exception& error) {
       std::rethrow_exception(backend_error(
           "Rank " + std::to_string(rank_) +
@@ -700,7 +733,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
   for (int rank = 1; rank < size_; ++rank) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     try {
-      wait_message(rank, here, &byte, true, std::max(left, std::chrono::milliseconds(1)));
+      start_message(rank, here, &byte, 1, true, std::max(left, std::chrono::milliseconds(1))).get();
     } catch (const std::exception& error) {
       const std::string seconds = std::to_string(timeout.count());
       if (!wait_all_ranks) {
@@ -715,7 +748,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
     std::rethrow_exception(backend_error("[Rank 0]: Ranks " + missing + " failed to pass monitoredBarrier in " +
                                          std::to_string(timeout.count()) + " ms"));
   }
-  for (int rank = 1; rank < size_; ++rank) wait_message(rank, go_on, &byte, false, timeout);
+  for (int rank = 1; rank < size_; ++rank) start_message(rank, go_on, &byte, 1, false, timeout).get();
 }
 
 }  // namespace paceline

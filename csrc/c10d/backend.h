@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,9 @@ struct PlanRequest {
 };
 using Planner = std::function<std::shared_ptr<const Program>(const PlanRequest&)>;
 
+// Sends to one rank and receives from another; seconds until both are done.
+using Exchange = std::function<double(int to, int from, uint64_t bytes)>;
+
 class Backend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -43,7 +47,7 @@ class Backend final : public c10d::Backend {
     std::string host;
     // Makes the planner of a group when all have met.
     std::function<Planner(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store,
-                          const std::vector<std::string>& hosts)>
+                          const std::vector<std::string>& hosts, const Exchange& exchange)>
         make_planner;
   };
 
@@ -99,6 +103,7 @@ class Backend final : public c10d::Backend {
     std::vector<Block> blocks;
     uint64_t bytes = 0;  // of the whole buffer, the same on all ranks
     std::chrono::milliseconds timeout{0};
+    bool asynchronous = true;  // the caller goes on instead of waiting at once
     std::function<void()> epilogue;
   };
 
@@ -106,13 +111,16 @@ class Backend final : public c10d::Backend {
   void post(const c10::intrusive_ptr<Work>& work, Request request);
   WorkPtr exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs, Request request);
   void add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tensor& tensor, const c10d::ReduceOp& op,
-                     std::chrono::milliseconds timeout);
+                     std::chrono::milliseconds timeout, bool asynchronous);
   void add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors& outputs, const at::Tensor& input,
-                     std::chrono::milliseconds timeout);
+                     std::chrono::milliseconds timeout, bool asynchronous);
   void add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at::Tensor& output, const Tensors& inputs,
-                          const c10d::ReduceOp& op, std::chrono::milliseconds timeout);
+                          const c10d::ReduceOp& op, std::chrono::milliseconds timeout, bool asynchronous);
   WorkPtr message(Tensors& tensors, int64_t peer, int tag, bool receives, c10d::OpType type, const char* title);
-  void wait_message(int64_t peer, uint32_t tag, uint8_t* byte, bool receives, std::chrono::milliseconds timeout);
+  // Returns at once; `get` of what it returns waits, and throws what went wrong.
+  std::future<void> start_message(int64_t peer, uint32_t tag, uint8_t* data, uint64_t bytes, bool receives,
+                                  std::chrono::milliseconds timeout);
+  double exchange_seconds(int to, int from, uint64_t bytes);
   c10::intrusive_ptr<Work> make_work(c10d::OpType type, const char* title, const Tensors& inputs, Tensors outputs,
                                      size_t parts = 1);
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
@@ -122,6 +130,7 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<Options> options_;
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Group> group_;
+  std::chrono::microseconds spin_{0};
   Planner planner_;
   std::mutex mutex_;
   std::map<PlanRequest, std::shared_ptr<const Program>> programs_;

@@ -57,9 +57,10 @@ c10::intrusive_ptr<Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& 
   settings.host = host;
   settings.make_planner = [maker = hold(std::move(make_planner))](
                               int group_rank, int group_size, const c10::intrusive_ptr<c10d::Store>& group_store,
-                              const std::vector<std::string>& hosts) {
+                              const std::vector<std::string>& hosts, const Exchange& exchange) {
     const py::gil_scoped_acquire lock;
-    return wrap_planner(hold((*maker)(group_rank, group_size, group_store, hosts)));
+    const py::cpp_function unlocked(exchange, py::call_guard<py::gil_scoped_release>());
+    return wrap_planner(hold((*maker)(group_rank, group_size, group_store, hosts, unlocked)));
   };
   const py::gil_scoped_release unlocked;
   return c10::make_intrusive<Backend>(store, rank, size, std::move(settings));

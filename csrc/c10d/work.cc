@@ -77,6 +77,7 @@ void Work::done(const std::string& error) {
   }
   kept_.clear();
   finish(error_.empty() ? nullptr : backend_error(error_));
+  finished_ = true;
   if (future) {
     auto self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this);
     run_elsewhere([self, future] { self->settle(future); });
@@ -89,6 +90,20 @@ void Work::settle(const c10::intrusive_ptr<c10::ivalue::Future>& future) {
   } else {
     future->setError(backend_error(error_));
   }
+}
+
+void Work::let_help(std::shared_ptr<Engine> engine, std::chrono::microseconds spin) {
+  engine_ = std::move(engine);
+  spin_ = spin;
+}
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  const bool bounded = timeout != kNoTimeout;
+  const Clock::time_point until = bounded ? Clock::now() + timeout : Clock::time_point::max();
+  if (engine_ && !finished_) engine_->help(finished_, until, spin_);
+  if (!bounded) return c10d::Work::wait(timeout);
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+  return c10d::Work::wait(std::max(left, std::chrono::milliseconds(1)));
 }
 
 std::vector<at::Tensor> Work::result() { return outputs_; }

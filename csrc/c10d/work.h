@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/engine.h"
+
 namespace paceline {
 
 class Work final : public c10d::Work {
@@ -17,6 +19,9 @@ class Work final : public c10d::Work {
   Work(int rank, c10d::OpType type, const char* title, const std::optional<std::vector<at::Tensor>>& inputs,
        std::vector<at::Tensor> outputs, uint64_t sequence, int parts = 1);
 
+  // Whoever waits does the engine's work meanwhile, polling for `spin` before it sleeps.
+  void let_help(std::shared_ptr<Engine> engine, std::chrono::microseconds spin);
+
   // One part is done: an empty string, or what went wrong. Any thread, once a part.
   void done(const std::string& error);
   // Of a receive from any rank.
@@ -24,6 +29,7 @@ class Work final : public c10d::Work {
   // What must stay alive until the end.
   void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
 
+  bool wait(std::chrono::milliseconds timeout) override;
   int sourceRank() const override { return source_; }
   std::vector<at::Tensor> result() override;
   uint64_t getSequencenumber() const override { return sequence_; }
@@ -33,6 +39,9 @@ class Work final : public c10d::Work {
  private:
   void settle(const c10::intrusive_ptr<c10::ivalue::Future>& future);
 
+  std::shared_ptr<Engine> engine_;
+  std::chrono::microseconds spin_{0};
+  std::atomic<bool> finished_{false};
   std::vector<at::Tensor> outputs_, kept_;
   uint64_t sequence_;
   std::atomic<int> parts_;

@@ -29,7 +29,7 @@ class Collectives {
 
   // One slice of pulling; false when there is nothing to pull.
   bool work();
-  bool has_work() const { return !pulls_.empty(); }
+  bool idle() const { return operations_.empty(); }
 
   // Ends everything in flight.
   void fail(const std::string& reason);

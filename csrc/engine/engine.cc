@@ -17,6 +17,9 @@ namespace {
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 
+// After a caller has polled, the progress thread waits this long for the next one before it polls itself.
+constexpr auto kEncore = std::chrono::milliseconds(2);
+
 // Peers of a group that ends have this long to read what we sent and to say goodbye themselves.
 constexpr auto kLingering = std::chrono::milliseconds(1000);
 
@@ -105,19 +108,22 @@ void Engine::abort(const std::shared_ptr<Group>& group, const std::string& reaso
   group->fail(group->rank(), reason);
 }
 
-void Engine::post(const std::shared_ptr<Group>& group, std::shared_ptr<Operation> operation) {
+void Engine::post(const std::shared_ptr<Group>& group, std::shared_ptr<Operation> operation, bool later) {
   const Entry entry(*this);
   group->collectives().post(std::move(operation));
+  if (later && !group->collectives().idle() && !asleep_) wake();
 }
 
 void Engine::send(const std::shared_ptr<Group>& group, std::shared_ptr<Message> message) {
   const Entry entry(*this);
   group->mailbox().send(std::move(message));
+  if (!asleep_) wake();
 }
 
 void Engine::receive(const std::shared_ptr<Group>& group, std::shared_ptr<Message> message) {
   const Entry entry(*this);
   group->mailbox().receive(std::move(message));
+  if (!asleep_) wake();
 }
 
 std::string Engine::failure(const std::shared_ptr<Group>& group) {
@@ -131,7 +137,44 @@ ScratchPool::Buffer Engine::take_scratch(size_t bytes) {
 }
 
 void Engine::wake() {
-  if (asleep_.load() && !is_progress_thread()) bell_.ring();
+  if (asleep_) {
+    bell_.ring();
+  } else if (parked_ && !helping_) {
+    attended_ = true;
+    unparked_.notify_one();
+  }
+}
+
+bool Engine::busy() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->busy(); });
+}
+
+void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds spin) {
+  callers_.fetch_add(1);
+  std::unique_lock lock(mutex_);
+  callers_.fetch_sub(1);
+  if (helping_ || done || stopping_) return;
+  helping_ = true;
+  if (!parked_) {
+    bell_.ring();
+    changed_.wait(lock, [this] { return parked_; });
+  }
+  const Clock::time_point spin_until = Clock::now() + spin;
+  bool worked = false;
+  while (!done) {
+    const Clock::time_point now = Clock::now();
+    if (now >= until) break;
+    int timeout_ms = 0;
+    if (!worked && (spin.count() == 0 || now >= spin_until)) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
+      timeout_ms = static_cast<int>(std::min<int64_t>(tick(), left));
+      if (done) break;
+    }
+    worked = turn(lock, timeout_ms);
+  }
+  helping_ = false;
+  helped_at_ = Clock::now();
+  if (busy()) wake();
 }
 
 bool Engine::work() {
@@ -154,6 +197,28 @@ int Engine::tick() {
   return static_cast<int>(std::clamp<int64_t>(sleep, 0, kLongestSleep.count()));
 }
 
+bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms) {
+  asleep_ = timeout_ms > 0;
+  lock.unlock();
+  while (callers_.load() > 0) std::this_thread::yield();
+  const int count = poller_.wait(timeout_ms);
+  lock.lock();
+  asleep_ = false;
+  poller_.dispatch(count);
+  return work();
+}
+
+// While callers poll, and for a moment after: the next one will come soon.
+void Engine::park(std::unique_lock<std::mutex>& lock) {
+  parked_ = true;
+  changed_.notify_all();
+  while (!stopping_ && (helping_ || (!attended_ && Clock::now() < helped_at_ + kEncore))) {
+    unparked_.wait_for(lock, kEncore);
+  }
+  parked_ = false;
+  attended_ = false;
+}
+
 void Engine::run() {
   sigset_t all;
   sigfillset(&all);
@@ -162,22 +227,9 @@ void Engine::run() {
   std::unique_lock lock(mutex_);
   bool worked = false;
   while (!stopping_) {
-    const int timeout_ms = worked ? 0 : tick();
-    asleep_ = timeout_ms > 0;
-    lock.unlock();
-    while (callers_.load() > 0) std::this_thread::yield();
-    int count = 0;
-    try {
-      count = poller_.wait(timeout_ms);
-    } catch (const std::system_error& error) {
-      log(LogLevel::kError, std::string("the progress thread stops: ") + error.what());
-      return;
-    }
-    lock.lock();
-    asleep_ = false;
-    poller_.dispatch(count);
+    if (helping_) park(lock);
+    worked = turn(lock, worked ? 0 : tick());
     changed_.notify_all();
-    worked = work();
   }
 }
 

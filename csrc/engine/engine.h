@@ -1,7 +1,14 @@
 // The engine of a process: one progress thread that owns all sockets, and one lock for everything it touches.
 //
-// Callers post under the lock and do the first work themselves, so that a small collective need not wake a thread; the
-// progress thread does the rest, blocking in epoll. It also answers for a rank whose training thread is late.
+// Callers post under the lock and do the first work themselves; the progress thread does the rest, blocking in epoll.
+// It also answers for a rank whose training thread is late. A caller that waits for its own operation has nothing
+// better to do than the progress thread's work, which saves waking one thread to wake another: it takes over the
+// poller, and the progress thread parks until nobody has waited for a moment.
+//
+//   who polls         until
+//   progress thread   a caller waits: it is called out of epoll, and parks
+//   waiting caller    its operation is done; others that wait meanwhile sleep
+//   nobody            an operation is posted for later, work is left, or kEncore is over: the progress thread again
 #pragma once
 
 #include <atomic>
@@ -47,9 +54,13 @@ class Engine {
   // Ends everything in flight with this reason.
   void abort(const std::shared_ptr<Group>& group, const std::string& reason);
 
-  void post(const std::shared_ptr<Group>& group, std::shared_ptr<Operation> operation);
+  // `later`: nobody is going to wait for it at once.
+  void post(const std::shared_ptr<Group>& group, std::shared_ptr<Operation> operation, bool later);
   void send(const std::shared_ptr<Group>& group, std::shared_ptr<Message> message);
   void receive(const std::shared_ptr<Group>& group, std::shared_ptr<Message> message);
+  // Does the progress thread's work until `done` or the time is over, or returns at once when another caller does.
+  // For `spin` it polls instead of sleeping: only for callers with a core of their own.
+  void help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds spin);
   std::string failure(const std::shared_ptr<Group>& group);
   ScratchPool::Buffer take_scratch(size_t bytes);
 
@@ -60,7 +71,6 @@ class Engine {
   Transport* transport_to(const PeerAddress& peer, std::string* address) const;
   Group* find(const GroupId& id, uint32_t rank);
   void wake();
-  bool is_progress_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
   // The lock for callers: the progress thread lets them in between two pieces of work.
@@ -84,7 +94,11 @@ class Engine {
   };
 
   void run();
+  void park(std::unique_lock<std::mutex>& lock);
+  // One turn of whoever polls; returns whether there was work to do.
+  bool turn(std::unique_lock<std::mutex>& lock, int timeout_ms);
   bool work();
+  bool busy() const;
   int tick();
 
   EngineOptions options_;
@@ -96,7 +110,12 @@ class Engine {
   std::unique_ptr<Transport> tcp_, shm_;
   Introductions introductions_;
   Bell bell_;
-  std::atomic<bool> asleep_{false};
+  bool asleep_ = false;  // whoever polls is in epoll
+  bool parked_ = false;
+  bool helping_ = false;
+  bool attended_ = false;  // the progress thread is asked to poll at once
+  Clock::time_point helped_at_;
+  std::condition_variable unparked_;
   std::vector<std::shared_ptr<Group>> groups_;
   bool stopping_ = false;
   std::thread thread_;

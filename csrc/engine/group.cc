@@ -218,6 +218,16 @@ void Group::leave() {
   mailbox_.fail(failure_);
 }
 
+bool Group::busy() const {
+  if (!collectives_.idle() || !mailbox_.idle()) return true;
+  for (const Peer& peer : peers_) {
+    for (const LaneState& lane : peer.lanes) {
+      if (lane.connection != nullptr && !lane.connection->idle()) return true;
+    }
+  }
+  return false;
+}
+
 bool Group::closed() const {
   for (const Peer& peer : peers_) {
     for (const LaneState& lane : peer.lanes) {

@@ -64,6 +64,8 @@ class Group final : public FrameHandler {
   void fail(int64_t culprit, const std::string& reason);
   // An orderly end: peers are told.
   void leave();
+  // Whether anything is in flight.
+  bool busy() const;
   // Whether all connections have ended; and ends those that have not.
   bool closed() const;
   void close();

@@ -72,11 +72,11 @@ std::shared_ptr<Message> Mailbox::match(uint32_t peer, uint32_t tag) {
 FrameHandler::Verdict Mailbox::on_header(Connection& connection, const FrameHeader& header, uint8_t** to) {
   if (header.type == FrameType::kMessage) {
     IncomingPtr incoming;
-    auto& accepted = accepted_[connection.peer()];
-    const auto found = accepted.find(header.seq);
-    if (found != accepted.end()) {
-      incoming = found->second;
-      accepted.erase(found);
+    const auto accepted = accepted_.find(connection.peer());
+    if (accepted != accepted_.end() && accepted->second.count(header.seq) > 0) {
+      incoming = accepted->second.at(header.seq);
+      accepted->second.erase(header.seq);
+      if (accepted->second.empty()) accepted_.erase(accepted);
     } else {
       incoming = std::make_shared<Incoming>();
       incoming->peer = connection.peer();
@@ -140,6 +140,7 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
     const std::shared_ptr<Message> message = found->second;
     if (header.type == FrameType::kPulled) {
       sending.erase(found);
+      if (sending.empty()) sending_.erase(peer);
       finish(message, "");
       return;
     }
@@ -216,6 +217,7 @@ void Mailbox::on_sent(Connection& connection, const OutFrame& frame) {
   if (found == sending.end()) return;
   const std::shared_ptr<Message> message = found->second;
   sending.erase(found);
+  if (sending.empty()) sending_.erase(connection.peer());
   finish(message, "");
 }
 

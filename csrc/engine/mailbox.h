@@ -59,7 +59,7 @@ class Mailbox {
   void on_room(Connection& connection);
 
   bool work();
-  bool has_work() const { return !pulls_.empty(); }
+  bool idle() const { return receives_.empty() && sending_.empty() && accepted_.empty() && pulls_.empty(); }
 
   void fail(const std::string& reason);
   bool needs(uint32_t peer) const;

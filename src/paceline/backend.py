@@ -10,12 +10,15 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import LOG_LEVELS, Config
 
 if TYPE_CHECKING:
     from paceline._c10d import Backend, Engine, Program
+    from paceline.ir.cluster import Cluster
+    from paceline.observe.links import Exchange
 
 _engines: dict[tuple[str, bool], Engine] = {}
 _lock = threading.Lock()
@@ -43,7 +46,7 @@ def _create(options: Any, _backend_options: Any) -> Backend:
         timeout=timeout,
         engine=_engine(config),
         host=socket.gethostname(),
-        make_planner=lambda rank, size, store, hosts: _planner(config, rank, size, hosts),
+        make_planner=lambda *group: _planner(config, *group),
     )
 
 
@@ -58,17 +61,40 @@ def _engine(config: Config) -> Engine:
         return _engines[key]
 
 
-def _planner(config: Config, rank: int, size: int, hosts: Sequence[str]) -> Callable[[str, int, int, bool], Program]:
-    """Turns a request of the backend into the program of this rank."""
+def _planner(
+    config: Config, rank: int, size: int, store: Any, hosts: Sequence[str], exchange: Exchange
+) -> Callable[[str, int, int, bool], Program]:
+    """Turns requests of the backend into programs of this rank. The first one measures the links, where there are any."""
     from paceline.executors.native import program
     from paceline.ir.collective import Collective, Kind
+    from paceline.observe.links import measure
     from paceline.policy.select import cluster_of, select
 
-    cluster = cluster_of(hosts)
+    @cache
+    def cluster() -> Cluster:
+        given = config.rate_bytes_per_s is not None and config.latency_s is not None
+        if given or len(set(hosts)) == 1:
+            return cluster_of(hosts, rate_bytes_per_s=config.rate_bytes_per_s, latency_s=config.latency_s)
+        links = measure(rank, hosts, exchange, store)
+        return cluster_of(
+            hosts,
+            rate_bytes_per_s=config.rate_bytes_per_s or links.rate_bytes_per_s,
+            latency_s=links.latency_s if config.latency_s is None else config.latency_s,
+        )
 
     def plan(kind: str, root: int, size_bytes: int, exact: bool) -> Program:
         collective = Collective(Kind(kind), size, root)
-        chosen = select(collective, cluster, size_bytes, exact=exact, wanted=config.algorithms)
+        chosen = select(collective, cluster(), size_bytes, exact=exact, wanted=config.algorithms)
         return program(chosen.proof, rank)
 
     return plan
+
+
+def chosen_algorithms(group: Any = None) -> list[str]:
+    """Which algorithm runs each kind of collective a process group has used so far, one line each."""
+    import torch
+    import torch.distributed as dist
+
+    backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+    lines: list[str] = backend.chosen()
+    return lines

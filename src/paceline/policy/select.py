@@ -7,6 +7,7 @@ collective and power of two of its size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from paceline.algorithms import find, serving
 from paceline.errors import UsageError
@@ -76,19 +77,23 @@ def _wanted(collective: Collective, wanted: Mapping[Kind | None, str]) -> str | 
 
 
 def cluster_of(
-    hosts: Sequence[str], *, rate_bytes_per_s: float | Sequence[float] = 1.25e9, latency_s: float = 50e-6
+    hosts: Sequence[str],
+    *,
+    rate_bytes_per_s: float | Sequence[float] | None = None,
+    latency_s: float | None = None,
 ) -> Cluster:
-    """The cluster of a group, from the host of each rank and what its links can do.
+    """The cluster of a group, from the host of each rank and what its links can do (by default, 10 Gbit/s Ethernet).
 
-    A rate is one for all, or one a rank (of ranks on one host, the largest counts).
+    A rate is one for all, or one a rank, the same for ranks of one host.
     """
     names = list(dict.fromkeys(hosts))
-    host_of = tuple(names.index(host) for host in hosts)
+    plain = Host(local_bytes_per_s=LOCAL_RATE_BYTES_PER_S, local_latency_s=LOCAL_LATENCY_S)
+    latency_s = plain.latency_s if latency_s is None else latency_s
+    if rate_bytes_per_s is None:
+        rate_bytes_per_s = plain.up_bytes_per_s
     if isinstance(rate_bytes_per_s, (int, float)):
-        rate_bytes_per_s = [float(rate_bytes_per_s)] * len(hosts)
-    rates = [max(rate for rate, host in zip(rate_bytes_per_s, hosts, strict=True) if host == name) for name in names]
-    machines = tuple(
-        Host(rate, rate, latency_s, local_bytes_per_s=LOCAL_RATE_BYTES_PER_S, local_latency_s=LOCAL_LATENCY_S)
-        for rate in rates
-    )
-    return Cluster(machines, host_of, name="group", wire_factor=ETHERNET_WIRE_FACTOR)
+        rate_bytes_per_s = [rate_bytes_per_s] * len(hosts)
+    rates = [rate_bytes_per_s[hosts.index(name)] for name in names]
+    machines = [replace(plain, up_bytes_per_s=rate, down_bytes_per_s=rate, latency_s=latency_s) for rate in rates]
+    host_of = tuple(names.index(host) for host in hosts)
+    return Cluster(tuple(machines), host_of, name="group", wire_factor=ETHERNET_WIRE_FACTOR)

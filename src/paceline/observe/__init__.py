@@ -1,0 +1,1 @@
+"""What is seen while a job runs: what links can do (``links``)."""

@@ -1,0 +1,59 @@
+"""What the links between the hosts of a group can do: measured once, agreed by all ranks.
+
+The first rank of each host sends to the first rank of the next one while it receives from the one before: one byte for
+the latency, half a megabyte for the rate, all hosts at the same time, as a collective would. Rank 0 collects what they
+saw and publishes it, so that every rank decides by the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+import msgspec
+
+_LATENCY_ROUNDS = 5
+_RATE_ROUNDS = 2
+_RATE_BYTES = 1 << 19
+
+Exchange = Callable[[int, int, int], float]
+"""``exchange(to, source, num_bytes)``: send to one rank and receive from another; seconds until both are done."""
+
+
+class Store(Protocol):
+    """What is used of torch.distributed's store."""
+
+    def set(self, key: str, value: str) -> object:
+        """Publish."""
+
+    def get(self, key: str) -> bytes:
+        """Read; waits until it is there."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """The latency of a message in seconds, and for each rank the rate of its host in bytes a second."""
+
+    latency_s: float
+    rate_bytes_per_s: tuple[float, ...]
+
+
+def measure(rank: int, hosts: Sequence[str], exchange: Exchange, store: Store) -> Links:
+    """What the links can do, by measuring; every rank of the group calls it at the same point."""
+    leaders = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    if rank in leaders:
+        place = leaders.index(rank)
+        to, source = leaders[(place + 1) % len(leaders)], leaders[place - 1]
+        exchange(to, source, 1)  # opens the connections
+        latency_s = min(exchange(to, source, 1) for _ in range(_LATENCY_ROUNDS))
+        transfer_s = min(exchange(to, source, _RATE_BYTES) for _ in range(_RATE_ROUNDS))
+        seen = (latency_s, _RATE_BYTES / max(transfer_s - latency_s, 1e-6))
+        store.set(f"paceline/links/{rank}", msgspec.json.encode(seen).decode())
+    if rank == 0:
+        told = [msgspec.json.decode(store.get(f"paceline/links/{leader}"), type=tuple[float, float]) for leader in leaders]
+        rate_of = {hosts[leader]: rate for leader, (_, rate) in zip(leaders, told, strict=True)}
+        links = Links(median(latency for latency, _ in told), tuple(rate_of[host] for host in hosts))
+        store.set("paceline/links", msgspec.json.encode(links).decode())
+    return msgspec.json.decode(store.get("paceline/links"), type=Links)
