@@ -20,15 +20,24 @@ constexpr auto kSpin = std::chrono::microseconds(100);
 ReduceOp op_of(const c10d::ReduceOp& op) {
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
-    case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG: return ReduceOp::kAverage;
-    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
-    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
-    case c10d::ReduceOp::BAND: return ReduceOp::kBitAnd;
-    case c10d::ReduceOp::BOR: return ReduceOp::kBitOr;
-    case c10d::ReduceOp::BXOR: return ReduceOp::kBitXor;
-    default: TORCH_CHECK_VALUE(false, "this reduce operation is not known to the paceline backend");
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::kAverage;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND:
+      return ReduceOp::kBitAnd;
+    case c10d::ReduceOp::BOR:
+      return ReduceOp::kBitOr;
+    case c10d::ReduceOp::BXOR:
+      return ReduceOp::kBitXor;
+    default:
+      TORCH_CHECK_VALUE(false, "this reduce operation is not known to the paceline backend");
   }
 }
 
@@ -40,13 +49,14 @@ double factor_of(const c10d::ReduceOp& op) {
 
 // Complex numbers are added as pairs of real ones.
 at::Tensor as_real(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  const bool adds = op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG || op.op_ == c10d::ReduceOp::PREMUL_SUM;
+  const bool adds =
+      op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG || op.op_ == c10d::ReduceOp::PREMUL_SUM;
   return tensor.is_complex() && adds ? at::view_as_real(tensor) : tensor;
 }
 
 void check_reducible(const at::Tensor& tensor, ReduceOp op) {
   TORCH_CHECK_VALUE(find_reduction(dtype_of(tensor), op) != nullptr, "the paceline backend cannot compute ", name(op),
-                   " of ", tensor.scalar_type());
+                    " of ", tensor.scalar_type());
 }
 
 const at::Tensor& single(const std::vector<at::Tensor>& tensors, const char* operation) {
@@ -165,8 +175,8 @@ std::vector<std::string> Backend::chosen() {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> lines;
   for (const auto& [request, program] : programs_) {
-    lines.push_back(std::string(name(request.kind)) + " up to " + std::to_string(request.bytes) + " bytes: " +
-                    program->name());
+    lines.push_back(std::string(name(request.kind)) + " up to " + std::to_string(request.bytes) +
+                    " bytes: " + program->name());
   }
   return lines;
 }
@@ -208,7 +218,8 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
   TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce_coalesced takes at least one tensor");
   const auto work =
       make_work(c10d::OpType::ALLREDUCE_COALESCED, "paceline:all_reduce", tensors, tensors, tensors.size());
-  for (const at::Tensor& tensor : tensors) add_allreduce(work, tensor, options.reduceOp, options.timeout, options.asyncOp);
+  for (const at::Tensor& tensor : tensors)
+    add_allreduce(work, tensor, options.reduceOp, options.timeout, options.asyncOp);
   return work;
 }
 
@@ -260,8 +271,13 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   check_root(options.rootRank, "reduce");
   Contiguous flat = contiguous(tensor);
   Request request;
-  request.call = {Kind::kReduce, dtype_of(tensor), op_of(options.reduceOp), 0,
-                  static_cast<int32_t>(options.rootRank), count_of(tensor), 0};
+  request.call = {Kind::kReduce,
+                  dtype_of(tensor),
+                  op_of(options.reduceOp),
+                  0,
+                  static_cast<int32_t>(options.rootRank),
+                  count_of(tensor),
+                  0};
   check_reducible(tensor, request.call.op);
   const bool root = rank_ == options.rootRank;
   if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) {
@@ -287,8 +303,13 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
   check_root(options.rootRank, "broadcast");
   const Contiguous flat = contiguous(tensor);
   Request request;
-  request.call = {Kind::kBroadcast, dtype_of(tensor), ReduceOp::kSum, 0, static_cast<int32_t>(options.rootRank),
-                  count_of(tensor), 0};
+  request.call = {Kind::kBroadcast,
+                  dtype_of(tensor),
+                  ReduceOp::kSum,
+                  0,
+                  static_cast<int32_t>(options.rootRank),
+                  count_of(tensor),
+                  0};
   request.bytes = flat.bytes();
   request.blocks = {{flat.data(), flat.data(), flat.bytes()}};
   request.timeout = options.timeout;
@@ -346,8 +367,8 @@ namespace {
 
 // The equal parts of a flat tensor, one a rank.
 std::vector<at::Tensor> parts(const at::Tensor& tensor, int size, const char* operation) {
-  TORCH_CHECK_VALUE(tensor.numel() % size == 0, operation, ": ", tensor.numel(), " elements cannot be shared by ",
-                    size, " ranks equally");
+  TORCH_CHECK_VALUE(tensor.numel() % size == 0, operation, ": ", tensor.numel(), " elements cannot be shared by ", size,
+                    " ranks equally");
   TORCH_CHECK_VALUE(tensor.is_contiguous(), operation, " needs a contiguous tensor");
   return tensor.view({-1}).chunk(size).size() == static_cast<size_t>(size)
              ? tensor.view({-1}).chunk(size)
@@ -395,10 +416,10 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
                                                           const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(),
                     "all_gather_into_tensor_coalesced needs as many outputs as inputs");
-  const auto work =
-      make_work(c10d::OpType::ALLGATHER_COALESCED, "paceline:all_gather", inputs, outputs, inputs.size());
+  const auto work = make_work(c10d::OpType::ALLGATHER_COALESCED, "paceline:all_gather", inputs, outputs, inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
-    add_allgather(work, parts(outputs[i], size_, "all_gather_into_tensor_coalesced"), inputs[i], options.timeout, options.asyncOp);
+    add_allgather(work, parts(outputs[i], size_, "all_gather_into_tensor_coalesced"), inputs[i], options.timeout,
+                  options.asyncOp);
   }
   return work;
 }
@@ -458,7 +479,8 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
                     " elements, and ", size_, " ranks with ", output.numel(), " each need ", output.numel() * size_);
   Tensors inputs{input};
   const auto work = make_work(c10d::OpType::_REDUCE_SCATTER_BASE, "paceline:_reduce_scatter_base", inputs, {output});
-  add_reduce_scatter(work, output, parts(input, size_, "reduce_scatter_tensor"), options.reduceOp, options.timeout, options.asyncOp);
+  add_reduce_scatter(work, output, parts(input, size_, "reduce_scatter_tensor"), options.reduceOp, options.timeout,
+                     options.asyncOp);
   return work;
 }
 
@@ -483,8 +505,8 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs, const c1
                     "gather takes output tensors at the root only, and rank ", rank_, " is not the root");
   const Contiguous in = contiguous(input);
   Request request;
-  request.call = {Kind::kGather, dtype_of(input), ReduceOp::kSum, 0, static_cast<int32_t>(options.rootRank),
-                  count_of(input), 0};
+  request.call = {
+      Kind::kGather, dtype_of(input), ReduceOp::kSum, 0, static_cast<int32_t>(options.rootRank), count_of(input), 0};
   request.bytes = in.bytes() * static_cast<uint64_t>(size_);
   request.blocks.assign(static_cast<size_t>(size_), {nullptr, nullptr, in.bytes()});
   Tensors results;
@@ -521,8 +543,8 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs, const c
                     "scatter takes input tensors at the root only, and rank ", rank_, " is not the root");
   const Contiguous out = contiguous(output);
   Request request;
-  request.call = {Kind::kScatter, dtype_of(output), ReduceOp::kSum, 0, static_cast<int32_t>(options.rootRank),
-                  count_of(output), 0};
+  request.call = {
+      Kind::kScatter, dtype_of(output), ReduceOp::kSum, 0, static_cast<int32_t>(options.rootRank), count_of(output), 0};
   request.bytes = out.bytes() * static_cast<uint64_t>(size_);
   request.blocks.assign(static_cast<size_t>(size_), {nullptr, nullptr, out.bytes()});
   request.blocks[static_cast<size_t>(rank_)].output = out.data();
@@ -731,7 +753,8 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   std::string missing;
   for (int rank = 1; rank < size_; ++rank) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     try {
       start_message(rank, here, &byte, 1, true, std::max(left, std::chrono::milliseconds(1))).get();
     } catch (const std::exception& error) {

@@ -2,8 +2,6 @@
 // nothing: which schedule runs a collective is the planner's business, which is Python.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <chrono>
 #include <functional>
 #include <future>
@@ -11,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <tuple>
 #include <vector>
 

@@ -3,8 +3,9 @@
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "c10d/backend.h"
 #include "common/log.h"
@@ -43,8 +44,7 @@ std::shared_ptr<py::object> hold(py::object object) {
 Planner wrap_planner(const std::shared_ptr<py::object>& planner) {
   return [planner](const PlanRequest& request) {
     const py::gil_scoped_acquire lock;
-    return (*planner)(name(request.kind), request.root, request.bytes, request.exact)
-        .cast<std::shared_ptr<Program>>();
+    return (*planner)(name(request.kind), request.root, request.bytes, request.exact).cast<std::shared_ptr<Program>>();
   };
 }
 

@@ -1,9 +1,8 @@
 // How the ranks of a group find and come to trust each other: through the store that torch.distributed gives us.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <memory>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "engine/engine.h"
 

@@ -1,12 +1,11 @@
 // c10d's handle on something in flight: one engine operation, or several that count as one.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
 #include <atomic>
 #include <functional>
 #include <mutex>
 #include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 #include "engine/engine.h"

@@ -51,8 +51,8 @@ class Collectives {
   // What a peer is owed, by collective.
   struct Outgoing {
     struct Queue {
-      uint32_t left = 0;            // accesses not yet handed over completely
-      std::deque<uint32_t> ready;   // accesses with bytes to hand over
+      uint32_t left = 0;           // accesses not yet handed over completely
+      std::deque<uint32_t> ready;  // accesses with bytes to hand over
     };
     std::map<uint64_t, Queue> queues;
     uint64_t posted = 0;  // the peer has called collectives up to this one

@@ -31,7 +31,7 @@ namespace paceline {
 struct EngineOptions {
   std::string interface;  // to listen on; empty: by the host's name
   std::string hostname;
-  bool use_shm = true;    // pull payload between ranks of one host
+  bool use_shm = true;  // pull payload between ranks of one host
 
   bool operator==(const EngineOptions&) const = default;
 };

@@ -60,8 +60,8 @@ void Group::attach(std::unique_ptr<Connection> connection) {
   }
   if (state.connection->lane() == Lane::kMessages) {
     // It may have been opened to ask.
-    const std::shared_ptr<Operation> asking = inquiry_ != nullptr ? collectives_.find(inquiry_->seq)
-                                                                  : collectives_.earliest(&Operation::posted_at);
+    const std::shared_ptr<Operation> asking =
+        inquiry_ != nullptr ? collectives_.find(inquiry_->seq) : collectives_.earliest(&Operation::posted_at);
     if (asking != nullptr) probe(state.connection->peer(), *asking);
   }
   flush_marked();
@@ -89,8 +89,10 @@ FrameHandler::Verdict Group::on_header(Connection& connection, const FrameHeader
     }
     case FrameType::kBye:
     case FrameType::kProbe:
-    case FrameType::kStatus: return Verdict::kTake;
-    default: break;
+    case FrameType::kStatus:
+      return Verdict::kTake;
+    default:
+      break;
   }
   return connection.lane() == Lane::kCollective ? collectives_.on_header(connection, header, to)
                                                 : mailbox_.on_header(connection, header, to);
@@ -108,7 +110,9 @@ void Group::on_frame(Connection& connection, const FrameHeader& header) {
                                                            : text);
       return;
     }
-    case FrameType::kBye: peers_[peer].said_bye = true; return;
+    case FrameType::kBye:
+      peers_[peer].said_bye = true;
+      return;
     case FrameType::kProbe: {
       collectives_.compare(peer, header.seq, header.call);
       if (!failure_.empty()) return;
@@ -126,7 +130,8 @@ void Group::on_frame(Connection& connection, const FrameHeader& header) {
         inquiry_->calls[peer] = header.call;
       }
       return;
-    default: break;
+    default:
+      break;
   }
   if (connection.lane() == Lane::kCollective) {
     collectives_.on_frame(connection, header);
@@ -183,8 +188,8 @@ void Group::fail(int64_t culprit, const std::string& reason) {
       OutFrame frame;
       frame.header.type = FrameType::kError;
       frame.header.id = culprit < 0 ? UINT32_MAX : static_cast<uint32_t>(culprit);
-      frame.owned.assign(reason.begin(), reason.begin() + static_cast<std::ptrdiff_t>(
-                                                              std::min<size_t>(reason.size(), kMaxErrorBytes)));
+      frame.owned.assign(reason.begin(),
+                         reason.begin() + static_cast<std::ptrdiff_t>(std::min<size_t>(reason.size(), kMaxErrorBytes)));
       frame.header.length = frame.owned.size();
       lane.connection->enqueue(std::move(frame));
       lane.connection->finish();
@@ -340,8 +345,8 @@ void Group::conclude() {
   }
   if (blamed.empty()) {
     for (const uint32_t peer : collectives_.waits_for(*operation)) {
-      blame(peer, "has called it, but is slow or cannot be reached; rank " + std::to_string(rank()) +
-                      " is waiting for it");
+      blame(peer,
+            "has called it, but is slow or cannot be reached; rank " + std::to_string(rank()) + " is waiting for it");
     }
   }
   fail(culprit, "timed out after " + seconds(operation->timeout) + ": " + blamed);

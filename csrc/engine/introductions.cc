@@ -135,7 +135,8 @@ class Introductions::Stranger final : public Watcher {
   void hello() {
     Hello message;
     std::memcpy(hello_.data(), bytes_.data(), kHelloBytes);
-    if (!decode(std::span<const uint8_t, kHelloBytes>(hello_), &message)) return give_up("it does not speak our protocol");
+    if (!decode(std::span<const uint8_t, kHelloBytes>(hello_), &message))
+      return give_up("it does not speak our protocol");
     if (message.version != kProtocolVersion) {
       return give_up("it speaks version " + std::to_string(message.version) + " of the protocol, not " +
                      std::to_string(kProtocolVersion));
@@ -221,8 +222,8 @@ void Introductions::listen(Transport& transport) {
 
 void Introductions::admit(Transport& transport, Fd fd) {
   if (strangers_.size() >= kMostStrangers) {  // the oldest one that only listens has had its time
-    const auto oldest = std::find_if(strangers_.begin(), strangers_.end(),
-                                     [](const auto& stranger) { return !stranger->initiated(); });
+    const auto oldest =
+        std::find_if(strangers_.begin(), strangers_.end(), [](const auto& stranger) { return !stranger->initiated(); });
     if (oldest == strangers_.end()) return;
     (*oldest)->give_up("too many were waiting");
   }
@@ -234,8 +235,7 @@ void Introductions::open(Group& group, uint32_t peer, Lane lane) {
   Transport* transport = engine_.transport_to(group.membership().addresses[peer], &address);
   group.set_opening(peer, lane, Group::Opening::kInitiated);
   try {
-    strangers_.push_back(
-        std::make_unique<Stranger>(*this, *transport, transport->connect(address), group, peer, lane));
+    strangers_.push_back(std::make_unique<Stranger>(*this, *transport, transport->connect(address), group, peer, lane));
   } catch (const std::system_error& error) {
     group.set_opening(peer, lane, Group::Opening::kNone);
     group.lose(peer, error.code().value() == ECONNREFUSED ? "refused the connection: its process died"
@@ -258,8 +258,8 @@ void Introductions::forget(const Group& group) {
 }
 
 void Introductions::drop(Stranger& stranger) {
-  const auto found = std::find_if(strangers_.begin(), strangers_.end(),
-                                  [&](const auto& entry) { return entry.get() == &stranger; });
+  const auto found =
+      std::find_if(strangers_.begin(), strangers_.end(), [&](const auto& entry) { return entry.get() == &stranger; });
   if (found == strangers_.end()) return;
   engine_.poller().bury(std::move(*found));
   strangers_.erase(found);

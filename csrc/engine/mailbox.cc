@@ -291,8 +291,8 @@ void Mailbox::expire(const std::shared_ptr<Message>& message) {
     finish(message, message->title() + ": timed out, " + reason);
     return;
   }
-  group_.fail(message->peer, message->title() + " timed out: " +
-                                 group_.who(static_cast<uint32_t>(message->peer)) + " does not take part");
+  group_.fail(message->peer, message->title() + " timed out: " + group_.who(static_cast<uint32_t>(message->peer)) +
+                                 " does not take part");
 }
 
 bool Mailbox::needs(uint32_t peer) const {
@@ -306,8 +306,9 @@ bool Mailbox::needs(uint32_t peer) const {
   for (const IncomingPtr& incoming : pulls_) {
     if (incoming->peer == peer) return true;
   }
-  return std::any_of(receives_.begin(), receives_.end(),
-                     [&](const std::shared_ptr<Message>& message) { return message->peer == peer || message->peer < 0; });
+  return std::any_of(receives_.begin(), receives_.end(), [&](const std::shared_ptr<Message>& message) {
+    return message->peer == peer || message->peer < 0;
+  });
 }
 
 std::shared_ptr<Message> Mailbox::earliest() const {

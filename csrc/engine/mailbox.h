@@ -92,8 +92,8 @@ class Mailbox {
   std::map<uint32_t, std::deque<std::shared_ptr<Message>>> outbox_;           // not handed to the connection yet
   std::map<uint32_t, std::map<uint64_t, std::shared_ptr<Message>>> sending_;  // by number: not done yet
   std::map<uint32_t, uint64_t> next_number_;
-  std::list<std::shared_ptr<Message>> receives_;  // not matched yet, in the order of the calls
-  std::list<IncomingPtr> unexpected_;             // in the order of arrival
+  std::list<std::shared_ptr<Message>> receives_;                  // not matched yet, in the order of the calls
+  std::list<IncomingPtr> unexpected_;                             // in the order of arrival
   std::map<uint32_t, std::map<uint64_t, IncomingPtr>> accepted_;  // payload is on its way
   std::map<const Connection*, IncomingPtr> receiving_;
   std::deque<IncomingPtr> pulls_;

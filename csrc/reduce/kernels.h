@@ -5,10 +5,10 @@
 
 namespace paceline {
 
-#define PACELINE_DECLARE_KERNELS(set)                                                                         \
-  namespace set {                                                                                             \
-  Reduction find(DType dtype, ReduceOp op);                                                                   \
-  void rescale(DType dtype, void* out, const void* data, size_t count, double factor, bool divide);           \
+#define PACELINE_DECLARE_KERNELS(set)                                                               \
+  namespace set {                                                                                   \
+  Reduction find(DType dtype, ReduceOp op);                                                         \
+  void rescale(DType dtype, void* out, const void* data, size_t count, double factor, bool divide); \
   }
 
 PACELINE_DECLARE_KERNELS(portable)

@@ -33,15 +33,19 @@ size_t element_bytes(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
     case DType::kInt64:
-    case DType::kUInt64: return 8;
+    case DType::kUInt64:
+      return 8;
     case DType::kFloat32:
     case DType::kInt32:
-    case DType::kUInt32: return 4;
+    case DType::kUInt32:
+      return 4;
     case DType::kFloat16:
     case DType::kBFloat16:
     case DType::kInt16:
-    case DType::kUInt16: return 2;
-    default: return 1;
+    case DType::kUInt16:
+      return 2;
+    default:
+      return 1;
   }
 }
 

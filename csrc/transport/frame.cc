@@ -11,9 +11,7 @@ bool rooted(Kind kind) {
   return kind == Kind::kBroadcast || kind == Kind::kReduce || kind == Kind::kGather || kind == Kind::kScatter;
 }
 
-bool reducing(Kind kind) {
-  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce;
-}
+bool reducing(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce; }
 
 }  // namespace
 

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import LOG_LEVELS, Config
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline._c10d import Backend, Engine, Program
@@ -64,7 +65,7 @@ def _engine(config: Config) -> Engine:
 def _planner(
     config: Config, rank: int, size: int, store: Any, hosts: Sequence[str], exchange: Exchange
 ) -> Callable[[str, int, int, bool], Program]:
-    """Turns requests of the backend into programs of this rank. The first one measures the links, where there are any."""
+    """Turns requests of the backend into programs of this rank. The first one measures the links, if there are any."""
     from paceline.executors.native import program
     from paceline.ir.collective import Collective, Kind
     from paceline.observe.links import measure
@@ -95,6 +96,9 @@ def chosen_algorithms(group: Any = None) -> list[str]:
     import torch
     import torch.distributed as dist
 
-    backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
-    lines: list[str] = backend.chosen()
-    return lines
+    from paceline._c10d import Backend
+
+    backend = (group or dist.distributed_c10d._get_default_group())._get_backend(torch.device("cpu"))
+    if not isinstance(backend, Backend):
+        raise UsageError(f"this process group runs on {backend.name()}, not on paceline")
+    return backend.chosen()

@@ -21,7 +21,7 @@ namespace {
 [[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
 std::string namespace_id(const char* path) {
-  struct stat status {};
+  struct stat status{};
   return ::stat(path, &status) == 0 ? std::to_string(status.st_ino) : "?";
 }
 

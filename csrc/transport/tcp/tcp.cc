@@ -47,8 +47,8 @@ Endpoint of_interface(const std::string& interface) {
       if (family == AF_INET) known += std::string(known.empty() ? "" : ", ") + entry->ifa_name;
     }
   }
-  throw std::runtime_error("no interface " + interface + " with an address is here (PACELINE_IFNAME); there are: " +
-                           known);
+  throw std::runtime_error("no interface " + interface +
+                           " with an address is here (PACELINE_IFNAME); there are: " + known);
 }
 
 bool can_bind(const Endpoint& endpoint) {

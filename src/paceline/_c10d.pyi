@@ -1,0 +1,46 @@
+"""The engine and the c10d backend, in C++ (csrc/)."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch._C._distributed_c10d import Backend as TorchBackend
+from torch._C._distributed_c10d import Store
+
+class Program:
+    """What one rank does in a schedule."""
+
+    def __init__(
+        self, rank: int, num_ranks: int, num_chunks: int, digest: int, name: str, rows: npt.NDArray[np.int64]
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+
+class Engine:
+    """The progress thread and the listening sockets of a process."""
+
+    def __init__(self, interface: str, hostname: str, use_shm: bool) -> None: ...
+    @property
+    def tcp_address(self) -> str: ...
+
+class Backend(TorchBackend):
+    """One rank's membership in a process group."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        engine: Engine,
+        host: str,
+        make_planner: Callable[
+            [int, int, Any, Sequence[str], Callable[[int, int, int], float]], Callable[[str, int, int, bool], Program]
+        ],
+    ) -> None: ...
+    def chosen(self) -> list[str]: ...
+
+def set_log_level(level: int) -> None: ...
+def instruction_set() -> str: ...
