@@ -109,7 +109,7 @@ def dropped_works(me: Member) -> None:
         dist.all_reduce(tensor, async_op=True)
     dist.barrier()
     for tensor in kept:
-        same(tensor, sum(numbers(rank, 50_000) for rank in range(me.world_size)))
+        same(tensor, sum(numbers(rank, 50_000) for rank in range(me.world_size)), "started before the barrier")
 
 
 @pytest.mark.parametrize("function", [life_of_a_work, futures_of_all, many_in_flight])
