@@ -18,12 +18,15 @@ PACELINE_LOG           what the core says on standard error: debug, info, warnin
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from paceline.errors import UsageError
 from paceline.ir.collective import Kind
 from paceline.units import parse_duration, parse_rate
+
+_T = TypeVar("_T")
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "off")
 
@@ -50,16 +53,26 @@ class Config:
         if log_level not in LOG_LEVELS:
             raise UsageError(f"PACELINE_LOG is one of {', '.join(LOG_LEVELS)}, not {log_level!r}")
         return cls(
-            algorithms=parse_algorithms(env.get("PACELINE_ALGORITHM", "")),
+            algorithms=_read(env, "PACELINE_ALGORITHM", _parse_algorithms) or {},
             interface=env.get("PACELINE_IFNAME") or env.get("GLOO_SOCKET_IFNAME", ""),
             use_shm=transport == "auto",
-            rate_bytes_per_s=parse_rate(env["PACELINE_RATE"]) if env.get("PACELINE_RATE") else None,
-            latency_s=parse_duration(env["PACELINE_LATENCY"]) if env.get("PACELINE_LATENCY") else None,
+            rate_bytes_per_s=_read(env, "PACELINE_RATE", parse_rate),
+            latency_s=_read(env, "PACELINE_LATENCY", parse_duration),
             log_level=log_level,
         )
 
 
-def parse_algorithms(text: str) -> dict[Kind | None, str]:
+def _read(env: Mapping[str, str], name: str, parse: Callable[[str], _T]) -> _T | None:
+    """A variable's value, or None where it is not set or empty."""
+    if not env.get(name):
+        return None
+    try:
+        return parse(env[name])
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _parse_algorithms(text: str) -> dict[Kind | None, str]:
     """``ring`` for all collectives (key None), or ``allreduce:ring,broadcast:chain``."""
     chosen: dict[Kind | None, str] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):

@@ -1,0 +1,45 @@
+"""Links are measured by the first rank of each host, and everybody hears the same."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from paceline.observe.links import Links, measure
+
+
+class _Store:
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self._values, timeout=10)
+            return self._values[key].encode()
+
+
+def test_all_ranks_agree_on_what_the_leaders_saw() -> None:
+    hosts = ["a", "a", "b", "c", "b"]
+    rates = {"a": 1e6, "b": 2e6, "c": 4e6}
+    asked: set[tuple[int, int, int]] = set()
+    store = _Store()
+
+    def of_rank(rank: int) -> Links:
+        def exchange(to: int, source: int, num_bytes: int) -> float:
+            asked.add((rank, to, source))
+            return 1e-3 if num_bytes == 1 else 1e-3 + num_bytes / rates[hosts[rank]]
+
+        return measure(rank, hosts, exchange, store)
+
+    with ThreadPoolExecutor(5) as pool:
+        links = list(pool.map(of_rank, range(5)))
+    assert links == [links[0]] * 5
+    assert links[0].latency_s == 1e-3
+    assert [round(rate) for rate in links[0].rate_bytes_per_s] == [1e6, 1e6, 2e6, 4e6, 2e6]
+    assert asked == {(0, 2, 3), (2, 3, 0), (3, 0, 2)}

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import UnsupportedError, UsageError
+from paceline.ir.cluster import Cluster
+from paceline.ir.collective import ROOTED, Collective, Kind
+from paceline.policy.planning import compare
+from paceline.policy.select import cluster_of, select
+from strategies import examples
+
+LAN = Cluster.preset("lan8")
+
+
+@examples(30)
+@given(st.sampled_from(list(Kind)), st.integers(2, 9), st.integers(0, 28), st.data())
+def test_what_is_selected_serves_and_is_close_to_the_best(
+    kind: Kind, ranks: int, power: int, data: st.DataObject
+) -> None:
+    root = data.draw(st.integers(0, ranks - 1)) if kind in ROOTED else 0
+    collective = Collective(kind, ranks, root)
+    cluster = cluster_of([f"host{rank}" for rank in range(ranks)], rate_bytes_per_s=62.5e6, latency_s=100e-6)
+    chosen = select(collective, cluster, 2**power, exact=True)
+    assert chosen.schedule.collective == collective
+    assert chosen.cost.exposed_s <= 1.02 * compare(collective, cluster, 2**power)[0].cost.exposed_s
+
+
+def test_small_ones_take_few_steps_and_large_ones_few_bytes() -> None:
+    collective = Collective(Kind.ALL_REDUCE, 8)
+    small, large = select(collective, LAN, 1000), select(collective, LAN, 64e6)
+    assert small.schedule.num_steps < large.schedule.num_steps
+    assert large.cost.ratio < 1.02
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 5])
+def test_sums_of_floats_are_never_added_in_different_orders(ranks: int) -> None:
+    cluster = cluster_of(["a"] * ranks)
+    for power in range(2, 26):
+        assert select(Collective(Kind.ALL_REDUCE, ranks), cluster, 2**power).algorithm != "one_shot"
+
+
+def test_what_is_wanted_is_taken() -> None:
+    collective = Collective(Kind.ALL_REDUCE, 8)
+    assert select(collective, LAN, 1000, wanted={Kind.ALL_REDUCE: "ring"}).algorithm == "ring"
+    assert select(collective, LAN, 1000, wanted={None: "ring"}).algorithm == "ring"
+    by_kind = {None: "ring", Kind.ALL_REDUCE: "direct"}
+    assert select(collective, LAN, 1000, wanted=by_kind).algorithm == "direct"
+
+
+def test_a_name_for_all_counts_where_it_can() -> None:
+    assert select(Collective(Kind.BARRIER, 8), LAN, 1, wanted={None: "ring"}).algorithm == "dissemination"
+
+
+def test_a_wanted_algorithm_that_cannot_serve_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="dissemination is an algorithm for barrier"):
+        select(Collective(Kind.ALL_REDUCE, 8), LAN, 1000, wanted={Kind.ALL_REDUCE: "dissemination"})
+    with pytest.raises(UsageError, match="there is no algorithm 'rnig'"):
+        select(Collective(Kind.ALL_REDUCE, 8), LAN, 1000, wanted={None: "rnig"})
+
+
+def test_ranks_are_put_on_their_hosts() -> None:
+    cluster = cluster_of(["b", "a", "b"], rate_bytes_per_s=[2e6, 1e6, 2e6], latency_s=1e-3)
+    assert cluster.host_of == (0, 1, 0)
+    assert [host.up_bytes_per_s for host in cluster.hosts] == [2e6, 1e6]
+    assert cluster.hosts[0].latency_s == 1e-3
