@@ -168,7 +168,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
   operation->on_done = [work](const std::string& error) { work->done(error); };
   place(*engine_, *operation, request.blocks);
   ++sequence_;
-  engine_->post(group_, std::move(operation), request.asynchronous);
+  engine_->post(group_, operation, request.asynchronous);
 }
 
 std::vector<std::string> Backend::chosen() {
@@ -599,10 +599,15 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
     return list;
   };
   Tensors outputs = cut(output, output_splits, "output"), inputs = cut(input, input_splits, "input");
-  return alltoall(outputs, inputs, options);
+  return exchange_all({input}, {output}, outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  return exchange_all(inputs, outputs, outputs, inputs, options);
+}
+
+Backend::WorkPtr Backend::exchange_all(const Tensors& given, const Tensors& results, const Tensors& outputs,
+                                       const Tensors& inputs, const c10d::AllToAllOptions& options) {
   const auto n = static_cast<size_t>(size_);
   const auto own = static_cast<size_t>(rank_);
   TORCH_CHECK_VALUE(outputs.size() == n && inputs.size() == n, "all_to_all needs ", size_,
@@ -642,7 +647,10 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
       }
     };
   }
-  return exchange(c10d::OpType::ALLTOALL, "paceline:all_to_all", std::move(kept), outputs, std::move(request));
+  const auto work = make_work(c10d::OpType::ALLTOALL, "paceline:all_to_all", given, results);
+  for (at::Tensor& tensor : kept) work->keep(std::move(tensor));
+  post(work, std::move(request));
+  return work;
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
@@ -678,9 +686,9 @@ Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool 
     work->done(error);
   };
   if (receives) {
-    engine_->receive(group_, std::move(message));
+    engine_->receive(group_, message);
   } else {
-    engine_->send(group_, std::move(message));
+    engine_->send(group_, message);
   }
   return work;
 }
@@ -714,9 +722,9 @@ std::future<void> Backend::start_message(int64_t peer, uint32_t tag, uint8_t* da
     }
   };
   if (receives) {
-    engine_->receive(group_, std::move(message));
+    engine_->receive(group_, message);
   } else {
-    engine_->send(group_, std::move(message));
+    engine_->send(group_, message);
   }
   return promise->get_future();
 }
@@ -755,6 +763,11 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
   for (int rank = 1; rank < size_; ++rank) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    if (left.count() <= 0 && !wait_all_ranks) {
+      std::rethrow_exception(backend_error("[Rank 0]: Rank 0 timed out in monitoredBarrier after " +
+                                           std::to_string(timeout.count()) + " ms, waiting for rank " +
+                                           std::to_string(rank)));
+    }
     try {
       start_message(rank, here, &byte, 1, true, std::max(left, std::chrono::milliseconds(1))).get();
     } catch (const std::exception& error) {

@@ -109,6 +109,9 @@ class Backend final : public c10d::Backend {
   std::shared_ptr<const Program> program(const Request& request);
   void post(const c10::intrusive_ptr<Work>& work, Request request);
   WorkPtr exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs, Request request);
+  // From every part of `inputs` to a part of `outputs`; `given` and `results` are what the caller passed.
+  WorkPtr exchange_all(const Tensors& given, const Tensors& results, const Tensors& outputs, const Tensors& inputs,
+                       const c10d::AllToAllOptions& options);
   void add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tensor& tensor, const c10d::ReduceOp& op,
                      std::chrono::milliseconds timeout, bool asynchronous);
   void add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors& outputs, const at::Tensor& input,

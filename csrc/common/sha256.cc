@@ -72,8 +72,9 @@ Digest hmac_sha256(std::span<const uint8_t> key, std::span<const uint8_t> data) 
   } else if (!key.empty()) {
     std::memcpy(block.data(), key.data(), key.size());
   }
-  auto padded = [&](uint8_t pad) {
+  const auto padded = [&](uint8_t pad) {
     std::vector<uint8_t> text;
+    text.reserve(block.size());
     for (const uint8_t byte : block) text.push_back(byte ^ pad);
     return text;
   };

@@ -31,7 +31,7 @@ constexpr auto kAskAfter = std::chrono::seconds(1);
 
 }  // namespace
 
-void Collectives::post(std::shared_ptr<Operation> operation) {
+void Collectives::post(const std::shared_ptr<Operation>& operation) {
   operation->seq = next_seq_++;
   if (!group_.failure().empty()) {
     operation->memory.clear();
@@ -465,14 +465,22 @@ int64_t Collectives::check(uint32_t from, const Operation& operation, const Fram
 }
 
 void Collectives::complete(const std::shared_ptr<Operation>& operation) {
+  // A barrier is passed only when everything called before it is done, as Gloo has it.
+  if (operation->call.kind == Kind::kBarrier && !operations_.empty() && operations_.begin()->first < operation->seq) {
+    operations_[operation->seq] = operation;
+    return;
+  }
   operations_.erase(operation->seq);
   if (operation->epilogue) operation->epilogue();
   operation->memory.clear();
   operation->on_done("");
+  if (operations_.empty()) return;
+  const std::shared_ptr<Operation> next = operations_.begin()->second;
+  if (next->left == 0) complete(next);
 }
 
 void Collectives::fail(const std::string& reason) {
-  auto operations = std::move(operations_);
+  const auto operations = std::move(operations_);
   operations_.clear();
   outgoing_.clear();
   early_.clear();

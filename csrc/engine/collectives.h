@@ -20,7 +20,7 @@ class Collectives {
  public:
   explicit Collectives(Group& group) : group_(group) {}
 
-  void post(std::shared_ptr<Operation> operation);
+  void post(const std::shared_ptr<Operation>& operation);
 
   FrameHandler::Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to);
   void on_frame(Connection& connection, const FrameHeader& header);

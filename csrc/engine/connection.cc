@@ -219,7 +219,7 @@ void Connection::finish() {
   std::deque<OutFrame> kept;
   std::deque<std::array<uint8_t, kFrameHeaderBytes>> kept_headers;
   for (size_t i = 0; i < out_.size(); ++i) {
-    if (out_[i].owner != nullptr && !(i == 0 && front_written_ > 0)) continue;
+    if (out_[i].owner != nullptr && (i > 0 || front_written_ == 0)) continue;
     if (out_[i].owner != nullptr) {  // half written: its bytes may go away, so copy what is left
       const size_t payload = out_[i].header.has_payload() ? out_[i].header.length : 0;
       out_[i].owned.assign(out_[i].payload, out_[i].payload + payload);

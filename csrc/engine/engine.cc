@@ -108,21 +108,21 @@ void Engine::abort(const std::shared_ptr<Group>& group, const std::string& reaso
   group->fail(group->rank(), reason);
 }
 
-void Engine::post(const std::shared_ptr<Group>& group, std::shared_ptr<Operation> operation, bool later) {
+void Engine::post(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation, bool later) {
   const Entry entry(*this);
-  group->collectives().post(std::move(operation));
+  group->collectives().post(operation);
   if (later && !group->collectives().idle() && !asleep_) wake();
 }
 
-void Engine::send(const std::shared_ptr<Group>& group, std::shared_ptr<Message> message) {
+void Engine::send(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message) {
   const Entry entry(*this);
-  group->mailbox().send(std::move(message));
+  group->mailbox().send(message);
   if (!asleep_) wake();
 }
 
-void Engine::receive(const std::shared_ptr<Group>& group, std::shared_ptr<Message> message) {
+void Engine::receive(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message) {
   const Entry entry(*this);
-  group->mailbox().receive(std::move(message));
+  group->mailbox().receive(message);
   if (!asleep_) wake();
 }
 

@@ -55,9 +55,9 @@ class Engine {
   void abort(const std::shared_ptr<Group>& group, const std::string& reason);
 
   // `later`: nobody is going to wait for it at once.
-  void post(const std::shared_ptr<Group>& group, std::shared_ptr<Operation> operation, bool later);
-  void send(const std::shared_ptr<Group>& group, std::shared_ptr<Message> message);
-  void receive(const std::shared_ptr<Group>& group, std::shared_ptr<Message> message);
+  void post(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation, bool later);
+  void send(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message);
+  void receive(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message);
   // Does the progress thread's work until `done` or the time is over, or returns at once when another caller does.
   // For `spin` it polls instead of sleeping: only for callers with a core of their own.
   void help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds spin);

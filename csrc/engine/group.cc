@@ -35,7 +35,7 @@ std::string Group::who(uint32_t peer) const {
 }
 
 Connection* Group::connection(uint32_t peer, Lane lane) {
-  LaneState& state = peers_[peer].lanes[index(lane)];
+  const LaneState& state = peers_[peer].lanes[index(lane)];
   if (state.connection != nullptr) return state.connection.get();
   if (state.opening == Opening::kNone && peers_[peer].gone.empty() && !left_ && failure_.empty()) {
     engine_.introductions().open(*this, peer, lane);
@@ -329,7 +329,7 @@ void Group::conclude() {
   if (operation == nullptr) return;
   std::string blamed;
   int64_t culprit = -1;
-  auto blame = [&](uint32_t peer, const std::string& what) {
+  const auto blame = [&](uint32_t peer, const std::string& what) {
     if (culprit < 0) culprit = peer;
     blamed += (blamed.empty() ? "" : "; ") + who(peer) + " " + what;
   };
@@ -349,7 +349,7 @@ void Group::conclude() {
             "has called it, but is slow or cannot be reached; rank " + std::to_string(rank()) + " is waiting for it");
     }
   }
-  fail(culprit, "timed out after " + seconds(operation->timeout) + ": " + blamed);
+  fail(culprit, "Timed out after " + seconds(operation->timeout) + ": " + blamed);
 }
 
 }  // namespace paceline

@@ -21,7 +21,7 @@ std::string Message::title() const {
   return "recv from " + from + " (tag " + std::to_string(tag) + ")";
 }
 
-void Mailbox::send(std::shared_ptr<Message> message) {
+void Mailbox::send(const std::shared_ptr<Message>& message) {
   if (!group_.failure().empty()) return message->on_done(message->title() + ": " + group_.failure());
   const auto peer = static_cast<uint32_t>(message->peer);
   message->number = next_number_[peer]++;
@@ -34,12 +34,12 @@ void Mailbox::send(std::shared_ptr<Message> message) {
   group_.flush_marked();
 }
 
-void Mailbox::receive(std::shared_ptr<Message> message) {
+void Mailbox::receive(const std::shared_ptr<Message>& message) {
   message->receives = true;
   if (!group_.failure().empty()) return message->on_done(message->title() + ": " + group_.failure());
   message->deadline = Clock::now() + message->timeout;
   for (auto entry = unexpected_.begin(); entry != unexpected_.end(); ++entry) {
-    const IncomingPtr incoming = *entry;
+    const IncomingPtr incoming = *entry;  // NOLINT(performance-unnecessary-copy-initialization): erased below
     if (incoming->tag != message->tag || (message->peer >= 0 && message->peer != incoming->peer)) continue;
     unexpected_.erase(entry);
     message->peer = incoming->peer;
@@ -60,7 +60,7 @@ void Mailbox::receive(std::shared_ptr<Message> message) {
 
 std::shared_ptr<Message> Mailbox::match(uint32_t peer, uint32_t tag) {
   for (auto entry = receives_.begin(); entry != receives_.end(); ++entry) {
-    const std::shared_ptr<Message> message = *entry;
+    std::shared_ptr<Message> message = *entry;
     if (message->tag != tag || (message->peer >= 0 && message->peer != peer)) continue;
     receives_.erase(entry);
     message->peer = peer;
@@ -227,7 +227,7 @@ bool Mailbox::work() {
   pulls_.pop_front();
   Connection* connection = group_.connection(incoming->peer, Lane::kMessages);
   if (connection == nullptr) return true;
-  Message& message = *incoming->receive;
+  const Message& message = *incoming->receive;
   const uint64_t at = message.bytes - incoming->bytes;
   const uint64_t length = std::min(kPullBytes, incoming->bytes);
   try {
@@ -283,7 +283,7 @@ void Mailbox::fail(const std::string& reason) {
 }
 
 void Mailbox::expire(const std::shared_ptr<Message>& message) {
-  const std::string seconds = std::to_string(message->timeout.count() / 1000.0).substr(0, 5);
+  const std::string seconds = std::to_string(static_cast<double>(message->timeout.count()) / 1000.0).substr(0, 5);
   const std::string reason = "nothing came of it in " + seconds + " s";
   const auto waiting = std::find(receives_.begin(), receives_.end(), message);
   if (waiting != receives_.end()) {
@@ -313,7 +313,7 @@ bool Mailbox::needs(uint32_t peer) const {
 
 std::shared_ptr<Message> Mailbox::earliest() const {
   std::shared_ptr<Message> first;
-  auto consider = [&](const std::shared_ptr<Message>& message) {
+  const auto consider = [&](const std::shared_ptr<Message>& message) {
     if (first == nullptr || message->deadline < first->deadline) first = message;
   };
   for (const auto& message : receives_) consider(message);

@@ -50,8 +50,8 @@ class Mailbox {
  public:
   explicit Mailbox(Group& group) : group_(group) {}
 
-  void send(std::shared_ptr<Message> message);
-  void receive(std::shared_ptr<Message> message);
+  void send(const std::shared_ptr<Message>& message);
+  void receive(const std::shared_ptr<Message>& message);
 
   FrameHandler::Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to);
   void on_frame(Connection& connection, const FrameHeader& header);

@@ -73,8 +73,8 @@ Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_
         last_write = static_cast<int32_t>(i);
         written_[touch.chunk] = true;
       }
-      auto peer = std::lower_bound(peers_.begin(), peers_.end(), touch.peer,
-                                   [](const Peer& entry, uint32_t wanted) { return entry.rank < wanted; });
+      const auto peer = std::lower_bound(peers_.begin(), peers_.end(), touch.peer,
+                                         [](const Peer& entry, uint32_t wanted) { return entry.rank < wanted; });
       (touch.write ? peer->receives : peer->sends)[touch.wire] = static_cast<uint32_t>(i);
       accesses_.push_back(access);
     }

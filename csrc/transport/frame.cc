@@ -25,7 +25,7 @@ const char* name(Kind kind) {
 std::string Call::text() const {
   std::string text = name(kind);
   if (kind == Kind::kBarrier) return text + "()";
-  text += "(";
+  text += '(';
   text += name(dtype);
   if (kind != Kind::kAllToAll) text += "[" + std::to_string(count) + "]";
   if (reducing(kind)) text += std::string(", ") + name(op);
