@@ -1,0 +1,89 @@
+#include "impostor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+
+#include "transport/shm/shm.h"
+#include "transport/tcp/tcp.h"
+
+namespace paceline::testing {
+
+Impostor::Impostor(const Engine& engine, bool shm) {
+  transport_ = shm ? shm::create() : tcp::create({"lo", ""});
+  fd_ = transport_->connect(shm ? engine.address().shm : engine.address().tcp);
+  pollfd waiting{fd_.get(), POLLOUT, 0};
+  ::poll(&waiting, 1, 5000);
+  ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) & ~O_NONBLOCK);
+  const timeval patience{5, 0};
+  ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+}
+
+bool Impostor::introduce(const Membership& member, uint32_t to, Lane lane) {
+  Hello hello;
+  hello.lane = lane;
+  hello.group = member.id;
+  hello.epoch = member.epoch;
+  hello.from_rank = member.rank;
+  hello.to_rank = to;
+  hello.nonce = random_nonce();
+  const HelloBytes bytes = encode(hello);
+  send(bytes);
+  WelcomeBytes answer;
+  Welcome welcome;
+  if (!receive(answer) || !decode(std::span<const uint8_t, kWelcomeBytes>(answer), &welcome) || !welcome.accepted ||
+      welcome.proof != prove_acceptor(member.secret, bytes, welcome.nonce)) {
+    return false;
+  }
+  send(prove_initiator(member.secret, bytes, welcome.nonce));
+  return true;
+}
+
+void Impostor::send(std::span<const uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent <= 0) return;  // the engine has hung up, which is for the test to see
+    bytes = bytes.subspan(static_cast<size_t>(sent));
+  }
+}
+
+void Impostor::send(const FrameHeader& header, std::span<const uint8_t> payload) {
+  std::array<uint8_t, kFrameHeaderBytes> bytes;
+  encode(header, bytes);
+  send(bytes);
+  send(payload);
+}
+
+bool Impostor::receive(std::span<uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), 0);
+    if (got <= 0) return false;
+    bytes = bytes.subspan(static_cast<size_t>(got));
+  }
+  return true;
+}
+
+std::optional<FrameHeader> Impostor::receive_frame(std::vector<uint8_t>* payload) {
+  for (;;) {
+    std::array<uint8_t, kFrameHeaderBytes> bytes;
+    FrameHeader header;
+    if (!receive(bytes) || !decode(std::span<const uint8_t, kFrameHeaderBytes>(bytes), &header)) return std::nullopt;
+    std::vector<uint8_t> rest(header.has_payload() ? header.length : 0);
+    if (!receive(rest)) return std::nullopt;
+    if (header.type == FrameType::kPosted || header.type == FrameType::kProbe) continue;
+    if (payload != nullptr) *payload = std::move(rest);
+    return header;
+  }
+}
+
+void Impostor::shut() { ::shutdown(fd_.get(), SHUT_WR); }
+
+void Impostor::reset() {
+  const linger now{1, 0};
+  ::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+  fd_.reset();
+}
+
+}  // namespace paceline::testing

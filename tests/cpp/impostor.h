@@ -1,0 +1,42 @@
+// A rank that a test plays by hand: it knows the group's secret, and then says whatever the test wants.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "transport/frame.h"
+#include "transport/handshake.h"
+#include "transport/transport.h"
+
+namespace paceline::testing {
+
+class Impostor {
+ public:
+  // Connects to the engine by the transport named, without saying a word.
+  Impostor(const Engine& engine, bool shm);
+
+  // The whole handshake as an initiator. False when the engine does not answer as it should.
+  bool introduce(const Membership& member, uint32_t to, Lane lane);
+
+  void send(std::span<const uint8_t> bytes);
+  void send(const FrameHeader& header, std::span<const uint8_t> payload = {});
+  // False when the stream ends or nothing comes for some seconds.
+  bool receive(std::span<uint8_t> bytes);
+  // The next frame that is none of those a rank may send at any time (posted, probe).
+  std::optional<FrameHeader> receive_frame(std::vector<uint8_t>* payload = nullptr);
+  // Half closes, as a rank that leaves.
+  void shut();
+  // Ends the stream with a reset instead of an orderly end.
+  void reset();
+  int fd() const { return fd_.get(); }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+  Fd fd_;
+};
+
+}  // namespace paceline::testing

@@ -1,0 +1,106 @@
+// Ranks of a group, each an engine of its own inside this process, and small schedules for them to run.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/group.h"
+#include "engine/operation.h"
+#include "engine/program.h"
+
+namespace paceline::testing {
+
+// The error of an operation, or an empty string; a sentence of our own when it does not end in time.
+class Pending {
+ public:
+  explicit Pending(std::future<std::string> result) : result_(std::move(result)) {}
+  std::string wait(std::chrono::milliseconds limit = std::chrono::seconds(60));
+  bool ready() const { return result_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+
+ private:
+  std::future<std::string> result_;
+};
+
+// One transfer of a schedule, as paceline.ir has it.
+struct Transfer {
+  uint32_t step, from, to, chunk, count;
+  bool reduce;
+};
+
+struct Schedule {
+  std::string name;
+  uint32_t num_chunks = 1;
+  std::vector<Transfer> transfers;
+
+  std::shared_ptr<const Program> program(uint32_t rank, uint32_t num_ranks) const;
+};
+
+Schedule swap_all_reduce();                         // two ranks, one step: both send, both add
+Schedule ring_all_reduce(uint32_t num_ranks);       // 2 (n - 1) steps, n chunks
+Schedule direct_all_reduce(uint32_t num_ranks);     // one step: all to all, all add
+Schedule chain_broadcast(uint32_t num_ranks, uint32_t num_chunks);  // from rank 0 down the line
+
+// How a buffer is cut into chunks; one without elements has a byte that nobody reads, as the backend has it.
+std::vector<Place> cut(uint8_t* data, uint64_t count, uint64_t element_bytes, uint32_t num_chunks, uint8_t* nothing);
+
+struct RankOptions {
+  bool shm = false;
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);
+};
+
+class Ranks {
+ public:
+  Ranks(uint32_t size, RankOptions options);
+  ~Ranks();
+
+  uint32_t size() const { return static_cast<uint32_t>(engines_.size()); }
+  // A new group of all ranks; returns its number.
+  size_t add_group();
+
+  Engine& engine(uint32_t rank) { return *engines_[rank]; }
+  const std::shared_ptr<Group>& group(uint32_t rank, size_t number = 0) { return groups_[number][rank]; }
+
+  Pending post(uint32_t rank, const std::shared_ptr<Operation>& operation, size_t group = 0, bool later = true);
+  Pending send(uint32_t rank, uint32_t to, uint32_t tag, std::vector<uint8_t>& bytes, size_t group = 0);
+  // `from` may be -1. The sender is stored in `*sender` if that is given.
+  Pending receive(uint32_t rank, int64_t from, uint32_t tag, std::vector<uint8_t>& bytes, size_t group = 0,
+                  int64_t* sender = nullptr, std::chrono::milliseconds timeout = std::chrono::seconds(30));
+  void leave(uint32_t rank, size_t group = 0);
+
+ private:
+  RankOptions options_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+  std::vector<std::vector<std::shared_ptr<Group>>> groups_;  // by number and rank
+  std::vector<std::vector<bool>> left_;
+};
+
+// A membership of a group with a number of its own, without addresses.
+Membership membership(uint32_t rank, uint32_t size);
+
+// An all-reduce or broadcast of int32 that checks itself: every rank's buffer, what was in it, what must be.
+class Job {
+ public:
+  Job(const Schedule& schedule, Kind kind, uint32_t num_ranks, uint64_t count, uint32_t seed);
+
+  std::shared_ptr<Operation> operation(uint32_t rank) const;
+  // Whether the buffers of all ranks hold the result.
+  bool right() const;
+
+ private:
+  Kind kind_;
+  uint64_t count_;
+  std::vector<std::shared_ptr<const Program>> programs_;
+  mutable std::vector<std::vector<int32_t>> buffers_;
+  mutable std::vector<uint8_t> nothing_;
+  std::vector<int32_t> expected_;
+};
+
+std::vector<uint8_t> random_bytes(size_t size, uint32_t seed);
+
+}  // namespace paceline::testing
