@@ -119,6 +119,10 @@ bool Connection::parse() {
       watch();
       return false;
     }
+    if (to_go_ > 0 && to_ == nullptr) {
+      broken("sent bytes that nobody asked for");
+      return false;
+    }
     in_frame_ = true;
     const size_t here = std::min<size_t>(to_go_, ahead_end_ - ahead_begin_);
     if (here > 0) {

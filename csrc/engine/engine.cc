@@ -160,7 +160,7 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::c
     changed_.wait(lock, [this] { return parked_; });
   }
   const Clock::time_point spin_until = Clock::now() + spin;
-  bool worked = false;
+  bool worked = true;  // posting may have left some: look before sleeping
   while (!done) {
     const Clock::time_point now = Clock::now();
     if (now >= until) break;
@@ -227,7 +227,10 @@ void Engine::run() {
   std::unique_lock lock(mutex_);
   bool worked = false;
   while (!stopping_) {
-    if (helping_) park(lock);
+    if (helping_) {
+      park(lock);
+      worked = true;
+    }
     worked = turn(lock, worked ? 0 : tick());
     changed_.notify_all();
   }

@@ -12,6 +12,21 @@ namespace {
 // How long other ranks have to say whether they are there, when an operation has run out of time.
 constexpr auto kInquiryTime = std::chrono::milliseconds(1000);
 
+bool belongs(FrameType type, Lane lane) {
+  switch (type) {
+    case FrameType::kData:
+    case FrameType::kAt:
+    case FrameType::kPosted:
+      return lane == Lane::kCollective;
+    case FrameType::kMessage:
+    case FrameType::kOffer:
+    case FrameType::kAccept:
+      return lane == Lane::kMessages;
+    default:
+      return true;
+  }
+}
+
 std::string seconds(std::chrono::milliseconds duration) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(duration.count()) / 1000.0);
@@ -94,8 +109,12 @@ FrameHandler::Verdict Group::on_header(Connection& connection, const FrameHeader
     default:
       break;
   }
-  return connection.lane() == Lane::kCollective ? collectives_.on_header(connection, header, to)
-                                                : mailbox_.on_header(connection, header, to);
+  const bool collective = connection.lane() == Lane::kCollective;
+  if (!belongs(header.type, connection.lane())) {
+    fail(connection.peer(), who(connection.peer()) + " sent a frame on the wrong connection");
+    return Verdict::kTake;
+  }
+  return collective ? collectives_.on_header(connection, header, to) : mailbox_.on_header(connection, header, to);
 }
 
 void Group::on_frame(Connection& connection, const FrameHeader& header) {

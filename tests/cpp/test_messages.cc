@@ -1,0 +1,168 @@
+// Point-to-point messages: all sizes, tags out of order, any source, waiting on either side.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "ranks.h"
+
+namespace paceline::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Messages : public ::testing::TestWithParam<bool> {
+ protected:
+  RankOptions options() const { return {GetParam(), 60s}; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Core, Messages, ::testing::Values(false, true),
+                         [](const auto& info) { return info.param ? "shm" : "tcp"; });
+
+// Sizes around the limits: eager 64 KB, pulled a megabyte at a time.
+constexpr size_t kSizes[] = {0,       1,         71,          4096,       8192,          65535,
+                             65536,   65537,     131072,      1000000,    1 << 20,       (1 << 20) + 1,
+                             3 << 20, 100};
+
+TEST_P(Messages, AllSizesReceiverFirst) {
+  Ranks ranks(2, options());
+  for (const size_t size : kSizes) {
+    std::vector<uint8_t> out = random_bytes(size, static_cast<uint32_t>(size)), in(size);
+    Pending received = ranks.receive(1, 0, 7, in);
+    EXPECT_EQ(ranks.send(0, 1, 7, out).wait(), "");
+    EXPECT_EQ(received.wait(), "");
+    EXPECT_EQ(in, out) << size;
+  }
+}
+
+TEST_P(Messages, AllSizesSenderFirst) {
+  Ranks ranks(2, options());
+  for (const size_t size : kSizes) {
+    std::vector<uint8_t> out = random_bytes(size, static_cast<uint32_t>(size)), in(size);
+    Pending sent = ranks.send(0, 1, 7, out);
+    std::this_thread::sleep_for(2ms);
+    EXPECT_EQ(ranks.receive(1, 0, 7, in).wait(), "");
+    EXPECT_EQ(sent.wait(), "");
+    EXPECT_EQ(in, out) << size;
+  }
+}
+
+// Everything is sent before anything is received, and received in the opposite order of tags; of one tag, in order.
+TEST_P(Messages, TagsOutOfOrder) {
+  Ranks ranks(2, options());
+  std::vector<std::vector<uint8_t>> out, in;
+  for (uint32_t i = 0; i < 2 * std::size(kSizes); ++i) {
+    out.push_back(random_bytes(kSizes[i / 2], i));
+    in.emplace_back(kSizes[i / 2]);
+  }
+  std::vector<Pending> pending;
+  for (uint32_t i = 0; i < out.size(); ++i) pending.push_back(ranks.send(0, 1, i / 2, out[i]));
+  for (uint32_t tag = std::size(kSizes); tag-- > 0;) {
+    pending.push_back(ranks.receive(1, 0, tag, in[2 * tag]));
+    pending.push_back(ranks.receive(1, 0, tag, in[2 * tag + 1]));
+  }
+  for (Pending& entry : pending) EXPECT_EQ(entry.wait(), "");
+  EXPECT_EQ(in, out);
+}
+
+TEST_P(Messages, BothSendFirst) {
+  Ranks ranks(2, options());
+  for (const size_t size : kSizes) {
+    std::vector<uint8_t> a = random_bytes(size, 1), b = random_bytes(size, 2), from_a(size), from_b(size);
+    std::vector<Pending> pending;
+    pending.push_back(ranks.send(0, 1, 0, a));
+    pending.push_back(ranks.send(1, 0, 0, b));
+    pending.push_back(ranks.receive(0, 1, 0, from_b));
+    pending.push_back(ranks.receive(1, 0, 0, from_a));
+    for (Pending& entry : pending) ASSERT_EQ(entry.wait(), "");
+    EXPECT_EQ(from_a, a);
+    EXPECT_EQ(from_b, b);
+  }
+}
+
+TEST_P(Messages, FromAnySource) {
+  constexpr uint32_t kRanks = 4;
+  Ranks ranks(kRanks, options());
+  for (const size_t size : {10, 70000}) {
+    std::vector<std::vector<uint8_t>> out, in(kRanks - 1, std::vector<uint8_t>(static_cast<size_t>(size)));
+    std::vector<int64_t> senders(kRanks - 1, -1);
+    std::vector<Pending> received, sent;
+    for (uint32_t i = 0; i + 1 < kRanks; ++i) received.push_back(ranks.receive(0, -1, 3, in[i], 0, &senders[i]));
+    for (uint32_t rank = 1; rank < kRanks; ++rank) {
+      out.push_back(random_bytes(static_cast<size_t>(size), rank));
+    }
+    for (uint32_t rank = 1; rank < kRanks; ++rank) sent.push_back(ranks.send(rank, 0, 3, out[rank - 1]));
+    for (Pending& entry : sent) ASSERT_EQ(entry.wait(), "");
+    for (Pending& entry : received) ASSERT_EQ(entry.wait(), "");
+    for (uint32_t i = 0; i + 1 < kRanks; ++i) {
+      ASSERT_GE(senders[i], 1);
+      EXPECT_EQ(in[i], out[static_cast<size_t>(senders[i] - 1)]);
+    }
+    std::sort(senders.begin(), senders.end());
+    EXPECT_EQ(senders, (std::vector<int64_t>{1, 2, 3}));
+  }
+}
+
+TEST_P(Messages, BesideCollectives) {
+  Ranks ranks(2, options());
+  std::vector<Pending> pending;
+  std::vector<std::unique_ptr<Job>> jobs;
+  std::vector<std::vector<uint8_t>> out, in;
+  for (uint32_t i = 0; i < 20; ++i) {
+    out.push_back(random_bytes(i * 20000, i));
+    in.emplace_back(i * 20000);
+    jobs.push_back(std::make_unique<Job>(swap_all_reduce(), Kind::kAllReduce, 2, i * 7000, i));
+  }
+  for (uint32_t i = 0; i < 20; ++i) {
+    pending.push_back(ranks.send(i % 2, 1 - i % 2, i, out[i]));
+    for (const uint32_t rank : {0u, 1u}) pending.push_back(ranks.post(rank, jobs[i]->operation(rank)));
+    pending.push_back(ranks.receive(1 - i % 2, i % 2, i, in[i]));
+  }
+  for (Pending& entry : pending) ASSERT_EQ(entry.wait(), "");
+  EXPECT_EQ(in, out);
+  for (const auto& job : jobs) EXPECT_TRUE(job->right());
+}
+
+// What was sent arrives although the sender leaves at once: a goodbye on one connection overtakes nothing on the other.
+TEST_P(Messages, TheLastWordBeforeLeaving) {
+  for (uint32_t round = 0; round < 40; ++round) {
+    Ranks ranks(2, options());
+    const Job job(swap_all_reduce(), Kind::kAllReduce, 2, 5, 1);
+    Pending a = ranks.post(0, job.operation(0)), b = ranks.post(1, job.operation(1));
+    ASSERT_EQ(a.wait(), "");
+    ASSERT_EQ(b.wait(), "");
+    std::vector<uint8_t> out = random_bytes(60000, round), in(60000);
+    Pending received = ranks.receive(1, 0, 1, in);
+    ASSERT_EQ(ranks.send(0, 1, 1, out).wait(), "");
+    ranks.leave(0);
+    ASSERT_EQ(received.wait(), "") << round;
+    ASSERT_EQ(in, out);
+  }
+}
+
+TEST_P(Messages, SizesThatDifferAreAnErrorOnBothSides) {
+  for (const size_t size : {100, 100000}) {
+    Ranks ranks(2, options());
+    std::vector<uint8_t> out(static_cast<size_t>(size)), in(static_cast<size_t>(size) + 1);
+    Pending received = ranks.receive(1, 0, 0, in);
+    Pending sent = ranks.send(0, 1, 0, out);
+    EXPECT_NE(received.wait().find("must have the same size"), std::string::npos);
+    if (size > 65536) {
+      EXPECT_NE(sent.wait().find("must have the same size"), std::string::npos);
+    }
+    std::vector<uint8_t> again(1);
+    EXPECT_NE(ranks.send(1, 0, 0, again).wait(), "");  // the group has failed for good
+  }
+}
+
+TEST_P(Messages, AReceiveThatTimesOutLeavesTheGroupAlone) {
+  Ranks ranks(2, options());
+  std::vector<uint8_t> in(10), out = random_bytes(10, 1);
+  EXPECT_NE(ranks.receive(0, 1, 5, in, 0, nullptr, 100ms).wait().find("timed out"), std::string::npos);
+  Pending sent = ranks.send(1, 0, 6, out);
+  EXPECT_EQ(ranks.receive(0, 1, 6, in).wait(), "");
+  EXPECT_EQ(sent.wait(), "");
+  EXPECT_EQ(in, out);
+}
+
+}  // namespace
+}  // namespace paceline::testing
