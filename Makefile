@@ -2,22 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-CPP := $(shell find csrc -name '*.cc' -o -name '*.h' 2>/dev/null)
+TOOLS := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+STAMP := $(VENV)/.built
+CPP := $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
+CORE := $(filter-out csrc/c10d/% csrc/reduce/reduce_%,$(filter csrc/%.cc,$(CPP)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test thorough lint format bench clean
+.PHONY: help install demo test thorough conformance faults lint format bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## create .venv and install Paceline into it, with all tools
 
-$(STAMP): pyproject.toml CMakeLists.txt
+$(TOOLS): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Paceline needs Python 3.10 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --group build --group test --group lint
+	@touch $@
+
+$(STAMP): $(TOOLS) CMakeLists.txt csrc/CMakeLists.txt $(filter csrc/%,$(CPP))
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[plot]'
 	@touch $@
 
@@ -25,27 +30,38 @@ demo: install  ## the main job: a tour of schedules, with a picture in out/
 	@mkdir -p out
 	$(BIN)/paceline demo --picture out/late_rank.png
 
-test: install  ## the tests users and CI run
+test: install  ## the tests users and CI run (about 6 minutes on two cores)
 	$(BIN)/python -m pytest
 
-thorough: install  ## the same tests with twenty times the examples (about 20 minutes)
+thorough: install  ## the same tests with twenty times the examples (about 25 minutes)
 	EFFORT=20 $(BIN)/python -m pytest -o timeout=1800
 
-lint: install  ## ruff, mypy --strict, and for C++ clang-format and clang-tidy
+conformance: install  ## PyTorch's own distributed test-suite on Paceline, whole, with 3 and 8 ranks; reports in out/
+	@mkdir -p out
+	$(BIN)/python tests/conformance/pytorch_suite --backend paceline --report out/conformance.txt
+	$(BIN)/python tests/conformance/pytorch_suite --backend paceline --speak mpi --report out/conformance_mpi.txt 'test_all_to_all*'
+	$(BIN)/python tests/conformance/pytorch_suite --backend paceline --world-size 8 --report out/conformance8.txt
+
+faults: install  ## ranks killed at 200 random moments, and the other faults
+	FAULTS=200 $(BIN)/python -m pytest -o timeout=1800 tests/integration/test_faults.py
+
+lint: install  ## ruff, mypy --strict, clang-format and clang-tidy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-ifneq ($(CPP),)
-	clang-format --dry-run --Werror $(CPP)
-	clang-tidy -p build $(filter %.cc,$(CPP))
-endif
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/clang-tidy --quiet -p $(firstword $(dir $(wildcard build/*/compile_commands.json))) \
+	  --extra-arg=-Wno-unknown-warning-option $(CORE)
 
 format: install  ## rewrite the code as lint wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
-bench: install  ## time the schedule tools; prints the table of docs/performance.md
+bench: install  ## time schedules, collectives and DDP beside Gloo and MPI; prints the tables of docs/performance.md
 	$(BIN)/python benchmarks/schedules.py
+	$(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/ddp.py
 
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis

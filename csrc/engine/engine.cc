@@ -18,7 +18,7 @@ namespace {
 constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 
 // After a caller has polled, the progress thread waits this long for the next one before it polls itself.
-constexpr auto kEncore = std::chrono::milliseconds(2);
+constexpr auto kEncore = std::chrono::milliseconds(10);
 
 // Peers of a group that ends have this long to read what we sent and to say goodbye themselves.
 constexpr auto kLingering = std::chrono::milliseconds(1000);

@@ -293,7 +293,7 @@ Clock::time_point Group::tick(Clock::time_point now) {
   const std::shared_ptr<Operation> operation = collectives_.earliest(&Operation::deadline);
   if (operation != nullptr && operation->deadline <= now) {
     inquire(*operation, now);
-    return inquiry_ != nullptr ? inquiry_->until : next;
+    return now + kInquiryTime;
   }
   if (operation != nullptr) next = std::min(next, operation->deadline);
   const std::shared_ptr<Message> message = mailbox_.earliest();
