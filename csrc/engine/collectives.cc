@@ -211,6 +211,10 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
       group_.fail(connection.peer(), mismatch(connection.peer(), header.call, header.seq));
       return FrameHandler::Verdict::kTake;
     }
+    if (header.type == FrameType::kData && header.length > kSliceBytes) {
+      group_.fail(connection.peer(), group_.who(connection.peer()) + " sent a frame that is too long");
+      return FrameHandler::Verdict::kTake;
+    }
     const bool keep = header.type == FrameType::kAt || connection.hung_up() ||
                       (header.length <= kMostEarlyFrameBytes && early_bytes_ < kMostEarlyBytes);
     if (!keep) return FrameHandler::Verdict::kPause;
@@ -249,6 +253,8 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header) {
     early_bytes_ += entry->second.payload.size();
     early_[header.seq].push_back({connection.peer(), header, std::move(entry->second.payload)});
     receiving_.erase(entry);
+    const std::shared_ptr<Operation> called = find(header.seq);  // while the frame arrived
+    if (called != nullptr) replay(called);
     return;
   }
   const auto found = operations_.find(header.seq);
@@ -444,7 +450,7 @@ int64_t Collectives::check(uint32_t from, const Operation& operation, const Fram
   const Operation::Progress& progress = operation.progress[access];
   const uint64_t bytes = operation.places[operation.program->accesses()[access].chunk].bytes;
   if (acknowledges) {
-    if (header.offset < progress.done || header.offset > progress.moved) {
+    if (bytes <= kInlineBytes || header.offset <= progress.done || header.offset > progress.moved) {
       group_.fail(from, group_.who(from) + " acknowledged bytes it was not offered");
       return -1;
     }
@@ -503,8 +509,9 @@ bool Collectives::needs(uint32_t peer) const {
         const uint64_t bytes = operation->places[operation->program->accesses()[access].chunk].bytes;
         // What has arrived is only waiting for its turn.
         const Operation::Progress& progress = operation->progress[access];
-        const bool here = operation->program->accesses()[access].write && operation->pullable.count(access) == 0 &&
-                          progress.moved == bytes;
+        const auto pullable = operation->pullable.find(access);
+        const bool here = operation->program->accesses()[access].write && progress.moved == bytes &&
+                          (pullable == operation->pullable.end() || pullable->second.empty());
         if (progress.done < bytes && !here) return true;
       }
     }

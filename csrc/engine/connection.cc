@@ -89,10 +89,10 @@ bool Connection::read_some() {
     to_ += placed;
     to_go_ -= placed;
     left -= placed;
-    if (to_go_ == 0) complete_payload();
   }
-  ahead_end_ += left;
-  return parse() && static_cast<size_t>(got) > 0;
+  ahead_end_ += left;  // first: what the frame leads to may read on
+  if (count == 2 && to_go_ == 0) complete_payload();
+  return parse();
 }
 
 void Connection::complete_payload() {
@@ -189,9 +189,9 @@ bool Connection::write_some() {
   const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) {
     if (errno == EAGAIN || errno == EINTR) return false;
-    // The peer may have said why before it closed: read that first.
+    // The peer may have said why before it closed: read that first, unless nobody listens any more.
     const std::string reason = std::string("broke its connection: ") + std::strerror(errno);
-    while (!broken_ && !paused_ && read_some()) {
+    while (!broken_ && !paused_ && !finishing_ && read_some()) {
     }
     if (!broken_) broken(reason);
     return false;
@@ -218,14 +218,17 @@ bool Connection::write_some() {
 
 void Connection::finish() {
   if (finishing_ || broken_) return;
-  // A frame half written must be finished, or nothing behind it can be read; the rest are given up, except those that
-  // own their bytes.
+  // A frame that was begun must be finished, or nothing behind it can be read; the rest are given up, except those that
+  // own their bytes. Several were begun when the handler is just hearing of the first.
   std::deque<OutFrame> kept;
   std::deque<std::array<uint8_t, kFrameHeaderBytes>> kept_headers;
+  size_t written = front_written_;
   for (size_t i = 0; i < out_.size(); ++i) {
-    if (out_[i].owner != nullptr && (i > 0 || front_written_ == 0)) continue;
-    if (out_[i].owner != nullptr) {  // half written: its bytes may go away, so copy what is left
-      const size_t payload = out_[i].header.has_payload() ? out_[i].header.length : 0;
+    const size_t payload = out_[i].header.has_payload() ? out_[i].header.length : 0;
+    const bool begun = written > 0;
+    written -= std::min(written, kFrameHeaderBytes + payload);
+    if (out_[i].owner != nullptr && !begun) continue;
+    if (out_[i].owner != nullptr) {  // its bytes may go away, so copy them
       out_[i].owned.assign(out_[i].payload, out_[i].payload + payload);
       out_[i].payload = out_[i].owned.data();
     }

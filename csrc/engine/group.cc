@@ -12,6 +12,9 @@ namespace {
 // How long other ranks have to say whether they are there, when an operation has run out of time.
 constexpr auto kInquiryTime = std::chrono::milliseconds(1000);
 
+// When one connection to a peer has ended, what it said on the other has this long to arrive.
+constexpr auto kEndingTime = std::chrono::milliseconds(500);
+
 bool belongs(FrameType type, Lane lane) {
   switch (type) {
     case FrameType::kData:
@@ -110,6 +113,12 @@ FrameHandler::Verdict Group::on_header(Connection& connection, const FrameHeader
       break;
   }
   const bool collective = connection.lane() == Lane::kCollective;
+  const bool pulls = header.type == FrameType::kAt || header.type == FrameType::kPulled || header.address != 0;
+  if (pulls && connection.pullable_process() == 0) {
+    fail(connection.peer(),
+         who(connection.peer()) + " wants memory to be pulled on a connection that only carries bytes");
+    return Verdict::kTake;
+  }
   if (!belongs(header.type, connection.lane())) {
     fail(connection.peer(), who(connection.peer()) + " sent a frame on the wrong connection");
     return Verdict::kTake;
@@ -182,11 +191,21 @@ void Group::on_broken(Connection& connection, const std::string& reason) {
   std::erase(marked_, &connection);
   error_texts_.erase(&connection);
   if (state.connection.get() == &connection) engine_.poller().bury(std::move(state.connection));
-  if (failure_.empty() && !left_) {
-    lose(peer, peers_[peer].said_bye ? "has left the group" : reason + ": its process died");
+  if (peers_[peer].ending.empty()) {
+    peers_[peer].ending = peers_[peer].said_bye ? "has left the group" : reason + ": its process died";
+    peers_[peer].ending_at = Clock::now() + kEndingTime;
   }
+  if (failure_.empty() && !left_ && !open(peer)) lose(peer, peers_[peer].ending);
   collectives_.forget(connection);
   mailbox_.forget(connection);
+}
+
+// Whether something the peer has sent may still be on its way.
+bool Group::open(uint32_t peer) const {
+  const auto& lanes = peers_[peer].lanes;
+  return std::any_of(lanes.begin(), lanes.end(), [](const LaneState& lane) {
+    return lane.connection != nullptr || lane.opening == Opening::kAccepting;
+  });
 }
 
 void Group::lose(uint32_t peer, const std::string& reason) {
@@ -271,12 +290,22 @@ void Group::close() {
 
 Clock::time_point Group::tick(Clock::time_point now) {
   Clock::time_point next = Clock::time_point::max();
+  for (uint32_t peer = 0; peer < size(); ++peer) {
+    if (peers_[peer].ending.empty() || gone(peer)) continue;
+    next = std::min(next, peers_[peer].ending_at);
+    if (peers_[peer].ending_at <= now) lose(peer, peers_[peer].ending);
+    if (!failure_.empty()) return Clock::time_point::max();
+  }
   if (!failure_.empty()) return next;
   if (inquiry_ != nullptr) {
     const bool finished = collectives_.find(inquiry_->seq) == nullptr;
     const bool answered = std::count(inquiry_->answers.begin(), inquiry_->answers.end(), -1) == 0;
     if (finished) {
-      inquiry_.reset();  // just in time
+      inquiry_.reset();  // just in time; but who was lost meanwhile may be needed by others
+      for (uint32_t peer = 0; peer < size() && failure_.empty(); ++peer) {
+        if (gone(peer)) lose(peer, "");
+      }
+      if (!failure_.empty()) return next;
     } else if (answered || now >= inquiry_->until) {
       conclude();
       return next;
@@ -289,7 +318,7 @@ Clock::time_point Group::tick(Clock::time_point now) {
     ask_around(*waiting, now);
     if (!failure_.empty()) return next;
   }
-  if (waiting != nullptr) next = waiting->ask_at;
+  if (waiting != nullptr) next = std::min(next, waiting->ask_at);
   const std::shared_ptr<Operation> operation = collectives_.earliest(&Operation::deadline);
   if (operation != nullptr && operation->deadline <= now) {
     inquire(*operation, now);

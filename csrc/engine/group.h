@@ -73,8 +73,8 @@ class Group final : public FrameHandler {
   // Deadlines. Returns when to be called again.
   Clock::time_point tick(Clock::time_point now);
 
-  // Of the introductions (see introductions.h).
-  enum class Opening { kNone, kInitiated, kAccepting, kOpen };
+  // Of the introductions (see introductions.h). kRefused: the peer is opening one itself.
+  enum class Opening { kNone, kInitiated, kRefused, kAccepting, kOpen };
   Opening opening(uint32_t peer, Lane lane) const { return peers_[peer].lanes[index(lane)].opening; }
   void set_opening(uint32_t peer, Lane lane, Opening opening) { peers_[peer].lanes[index(lane)].opening = opening; }
   void attach(std::unique_ptr<Connection> connection);
@@ -99,6 +99,8 @@ class Group final : public FrameHandler {
     std::array<LaneState, kNumLanes> lanes;
     std::string gone;  // why it cannot be reached any more
     bool said_bye = false;
+    std::string ending;  // why one of its connections has ended, while the other may still hold what it said
+    Clock::time_point ending_at;
   };
   // A question to all ranks about an operation that takes too long.
   struct Inquiry {
@@ -109,6 +111,7 @@ class Group final : public FrameHandler {
   };
 
   static size_t index(Lane lane) { return static_cast<size_t>(lane); }
+  bool open(uint32_t peer) const;
   void probe(uint32_t peer, const Operation& operation);
   void ask_around(Operation& operation, Clock::time_point now);
   void inquire(const Operation& operation, Clock::time_point now);

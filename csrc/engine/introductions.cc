@@ -151,7 +151,7 @@ class Introductions::Stranger final : public Watcher {
     Welcome answer;
     answer.nonce = nonce_;
     answer.proof = prove_acceptor(group->membership().secret, hello_, nonce_);
-    answer.accepted = opening == Group::Opening::kNone ||
+    answer.accepted = opening == Group::Opening::kNone || opening == Group::Opening::kRefused ||
                       (opening == Group::Opening::kInitiated && message.from_rank < group->rank());
     if (!send(encode(answer))) return give_up("closed its connection while being introduced");
     if (!answer.accepted) return give_up("both sides had opened one");
@@ -172,6 +172,7 @@ class Introductions::Stranger final : public Watcher {
       return give_up("does not know the group's secret: another job listens at its address");
     }
     if (!answer.accepted) {  // theirs stays; it is on its way
+      group_->set_opening(peer_, lane_, Group::Opening::kRefused);
       return introductions_.drop(*this);
     }
     const Digest proof = prove_initiator(group_->membership().secret, hello_, answer.nonce);

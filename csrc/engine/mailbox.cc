@@ -45,6 +45,7 @@ void Mailbox::receive(const std::shared_ptr<Message>& message) {
     message->peer = incoming->peer;
     incoming->receive = message;
     deliver(incoming);
+    if (group_.failure().empty() && group_.gone(incoming->peer)) group_.lose(incoming->peer, "");
     return group_.flush_marked();
   }
   receives_.push_back(message);
@@ -83,6 +84,7 @@ FrameHandler::Verdict Mailbox::on_header(Connection& connection, const FrameHead
       incoming->tag = header.id;
       incoming->number = header.seq;
       incoming->bytes = header.length;
+      if (!in_order(*incoming)) return FrameHandler::Verdict::kTake;
       incoming->receive = match(incoming->peer, incoming->tag);
     }
     if (header.length != incoming->bytes || (!incoming->offered && header.length > kEagerBytes)) {
@@ -124,6 +126,7 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
     incoming->bytes = header.length;
     incoming->offered = true;
     incoming->address = header.address;
+    if (!in_order(*incoming)) return;
     incoming->receive = match(peer, header.id);
     if (incoming->receive != nullptr) {
       deliver(incoming);
@@ -133,7 +136,9 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
   } else if (header.type == FrameType::kAccept || header.type == FrameType::kPulled) {
     auto& sending = sending_[peer];
     const auto found = sending.find(header.seq);
-    if (found == sending.end()) {
+    const Message::Offer answers =
+        header.type == FrameType::kAccept ? Message::Offer::kToSend : Message::Offer::kToBePulled;
+    if (found == sending.end() || found->second->offer != answers) {
       group_.fail(peer, group_.who(peer) + " accepted a message it was not offered");
       return;
     }
@@ -144,6 +149,7 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
       finish(message, "");
       return;
     }
+    message->offer = Message::Offer::kNone;  // accepted once
     OutFrame frame;
     frame.header.type = FrameType::kMessage;
     frame.header.id = message->tag;
@@ -154,6 +160,13 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
     connection.enqueue(std::move(frame));
     group_.mark(connection);
   }
+}
+
+// Messages and offers are numbered as they are sent; another number would take the place of a message that waits.
+bool Mailbox::in_order(const Incoming& incoming) {
+  if (incoming.number == next_arrival_[incoming.peer]++) return true;
+  group_.fail(incoming.peer, group_.who(incoming.peer) + " sent a message out of order");
+  return false;
 }
 
 // A message and a receive have found each other.
@@ -204,7 +217,9 @@ void Mailbox::on_room(Connection& connection) {
       frame.owner = message.get();
     } else {
       frame.header.type = FrameType::kOffer;
-      if (connection.pullable_process() != 0) frame.header.address = reinterpret_cast<uint64_t>(message->data);
+      const bool pulled = connection.pullable_process() != 0;
+      if (pulled) frame.header.address = reinterpret_cast<uint64_t>(message->data);
+      message->offer = pulled ? Message::Offer::kToBePulled : Message::Offer::kToSend;
     }
     connection.enqueue(std::move(frame));
   }
@@ -224,9 +239,9 @@ void Mailbox::on_sent(Connection& connection, const OutFrame& frame) {
 bool Mailbox::work() {
   if (pulls_.empty()) return false;
   const IncomingPtr incoming = pulls_.front();
-  pulls_.pop_front();
   Connection* connection = group_.connection(incoming->peer, Lane::kMessages);
-  if (connection == nullptr) return true;
+  if (connection == nullptr) return false;  // the group is about to fail, and this receive with it
+  pulls_.pop_front();
   const Message& message = *incoming->receive;
   const uint64_t at = message.bytes - incoming->bytes;
   const uint64_t length = std::min(kPullBytes, incoming->bytes);
@@ -323,6 +338,10 @@ std::shared_ptr<Message> Mailbox::earliest() const {
   for (const auto& [peer, incoming] : accepted_) {
     for (const auto& [number, entry] : incoming) consider(entry->receive);
   }
+  for (const auto& [connection, incoming] : receiving_) {
+    if (incoming->receive != nullptr) consider(incoming->receive);
+  }
+  for (const IncomingPtr& incoming : pulls_) consider(incoming->receive);
   return first;
 }
 

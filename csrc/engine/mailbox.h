@@ -38,6 +38,8 @@ struct Message {
   std::function<void(const std::string& error)> on_done;
 
   // Set by the engine.
+  enum class Offer { kNone, kToSend, kToBePulled };  // of a send: what the receiver may answer
+  Offer offer = Offer::kNone;
   bool receives = false;
   uint64_t number = 0;  // of a send: among those to the same peer
   Clock::time_point deadline;
@@ -84,6 +86,7 @@ class Mailbox {
 
   using IncomingPtr = std::shared_ptr<Incoming>;
 
+  bool in_order(const Incoming& incoming);
   std::shared_ptr<Message> match(uint32_t peer, uint32_t tag);
   void deliver(const IncomingPtr& incoming);
   void finish(const std::shared_ptr<Message>& message, const std::string& error);
@@ -91,7 +94,8 @@ class Mailbox {
   Group& group_;
   std::map<uint32_t, std::deque<std::shared_ptr<Message>>> outbox_;           // not handed to the connection yet
   std::map<uint32_t, std::map<uint64_t, std::shared_ptr<Message>>> sending_;  // by number: not done yet
-  std::map<uint32_t, uint64_t> next_number_;
+  std::map<uint32_t, uint64_t> next_number_;                                  // of a message to this rank
+  std::map<uint32_t, uint64_t> next_arrival_;                                 // of a message from this rank
   std::list<std::shared_ptr<Message>> receives_;                  // not matched yet, in the order of the calls
   std::list<IncomingPtr> unexpected_;                             // in the order of arrival
   std::map<uint32_t, std::map<uint64_t, IncomingPtr>> accepted_;  // payload is on its way

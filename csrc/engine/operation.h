@@ -20,7 +20,8 @@ namespace paceline {
 using Clock = std::chrono::steady_clock;
 
 // Where a chunk lives on this rank. Reads before the first write take `input`, all others `work`; the two are the
-// same where a collective works in place.
+// same where a collective works in place. A chunk without elements has one byte that nobody looks at: a transfer of
+// nothing could not be told from one that has not come.
 struct Place {
   const uint8_t* input = nullptr;
   uint8_t* work = nullptr;

@@ -6,7 +6,7 @@
 
 namespace paceline::testing {
 
-std::string Pending::wait(std::chrono::milliseconds limit) {
+std::string Pending::wait(std::chrono::milliseconds limit) const {
   if (result_.wait_for(limit) != std::future_status::ready) return "still in flight: the test has waited long enough";
   return result_.get();
 }

@@ -19,12 +19,12 @@ namespace paceline::testing {
 // The error of an operation, or an empty string; a sentence of our own when it does not end in time.
 class Pending {
  public:
-  explicit Pending(std::future<std::string> result) : result_(std::move(result)) {}
-  std::string wait(std::chrono::milliseconds limit = std::chrono::seconds(60));
+  explicit Pending(std::future<std::string> result) : result_(result.share()) {}
+  std::string wait(std::chrono::milliseconds limit = std::chrono::seconds(60)) const;
   bool ready() const { return result_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
 
  private:
-  std::future<std::string> result_;
+  std::shared_future<std::string> result_;
 };
 
 // One transfer of a schedule, as paceline.ir has it.
@@ -41,9 +41,9 @@ struct Schedule {
   std::shared_ptr<const Program> program(uint32_t rank, uint32_t num_ranks) const;
 };
 
-Schedule swap_all_reduce();                         // two ranks, one step: both send, both add
-Schedule ring_all_reduce(uint32_t num_ranks);       // 2 (n - 1) steps, n chunks
-Schedule direct_all_reduce(uint32_t num_ranks);     // one step: all to all, all add
+Schedule swap_all_reduce();                                         // two ranks, one step: both send, both add
+Schedule ring_all_reduce(uint32_t num_ranks);                       // 2 (n - 1) steps, n chunks
+Schedule direct_all_reduce(uint32_t num_ranks);                     // one step: all to all, all add
 Schedule chain_broadcast(uint32_t num_ranks, uint32_t num_chunks);  // from rank 0 down the line
 
 // How a buffer is cut into chunks; one without elements has a byte that nobody reads, as the backend has it.

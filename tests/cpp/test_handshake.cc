@@ -28,8 +28,12 @@ TEST(Frame, RoundTripOfRandomHeaders) {
     sent.length = sent.type == FrameType::kError ? random() % (kMaxErrorBytes + 1) : random() >> 2;
     sent.total = random() >> 2;
     sent.address = random();
-    sent.call = {static_cast<Kind>(random() % 9), static_cast<DType>(random() % 14), static_cast<ReduceOp>(random() % 8),
-                 static_cast<uint8_t>(random()),  static_cast<int32_t>(random()),    random(),
+    sent.call = {static_cast<Kind>(random() % 9),
+                 static_cast<DType>(random() % 14),
+                 static_cast<ReduceOp>(random() % 8),
+                 static_cast<uint8_t>(random()),
+                 static_cast<int32_t>(random()),
+                 random(),
                  random()};
     FrameBytes bytes;
     encode(sent, bytes);

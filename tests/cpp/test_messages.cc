@@ -19,9 +19,8 @@ INSTANTIATE_TEST_SUITE_P(Core, Messages, ::testing::Values(false, true),
                          [](const auto& info) { return info.param ? "shm" : "tcp"; });
 
 // Sizes around the limits: eager 64 KB, pulled a megabyte at a time.
-constexpr size_t kSizes[] = {0,       1,         71,          4096,       8192,          65535,
-                             65536,   65537,     131072,      1000000,    1 << 20,       (1 << 20) + 1,
-                             3 << 20, 100};
+constexpr size_t kSizes[] = {0,     1,      71,      4096,    8192,          65535,   65536,
+                             65537, 131072, 1000000, 1 << 20, (1 << 20) + 1, 3 << 20, 100};
 
 TEST_P(Messages, AllSizesReceiverFirst) {
   Ranks ranks(2, options());

@@ -59,8 +59,7 @@ TEST(Program, TimelineOfOneChunk) {
 }
 
 TEST(Program, ASecondWriteOfAStepThatReadsSwapsToo) {
-  const Program program =
-      make({{0, 1, 0, 1, kWrite, true}, {0, 2, 0, 1, kWrite, true}, {0, 1, 0, 1, kRead, false}});
+  const Program program = make({{0, 1, 0, 1, kWrite, true}, {0, 2, 0, 1, kWrite, true}, {0, 1, 0, 1, kRead, false}});
   EXPECT_TRUE(program.accesses()[1].swaps);
   EXPECT_TRUE(program.accesses()[2].swaps);
   EXPECT_EQ(program.accesses()[2].previous_write, 1);
@@ -118,12 +117,12 @@ TEST(Program, AnEmptyOneIsAProgram) {
 }
 
 TEST(Program, RejectsRowsOutOfRange) {
-  EXPECT_THROW(make({{0, 4, 0, 1, kRead, false}}), std::invalid_argument);                // no such rank
-  EXPECT_THROW(make({{0, 0, 0, 1, kRead, false}}), std::invalid_argument);                // itself
-  EXPECT_THROW(make({{0, 1, 4, 1, kRead, false}}), std::invalid_argument);                // no such chunk
-  EXPECT_THROW(make({{0, 1, 3, 2, kRead, false}}), std::invalid_argument);                // one too many
-  EXPECT_THROW(make({{0, 1, 0, 0, kRead, false}}), std::invalid_argument);                // none
-  EXPECT_THROW(make({{0, 1, 1, UINT32_MAX, kRead, false}}), std::invalid_argument);       // wraps around
+  EXPECT_THROW(make({{0, 4, 0, 1, kRead, false}}), std::invalid_argument);           // no such rank
+  EXPECT_THROW(make({{0, 0, 0, 1, kRead, false}}), std::invalid_argument);           // itself
+  EXPECT_THROW(make({{0, 1, 4, 1, kRead, false}}), std::invalid_argument);           // no such chunk
+  EXPECT_THROW(make({{0, 1, 3, 2, kRead, false}}), std::invalid_argument);           // one too many
+  EXPECT_THROW(make({{0, 1, 0, 0, kRead, false}}), std::invalid_argument);           // none
+  EXPECT_THROW(make({{0, 1, 1, UINT32_MAX, kRead, false}}), std::invalid_argument);  // wraps around
   EXPECT_THROW(make({{0, UINT32_MAX, 0, 1, kWrite, false}}), std::invalid_argument);
   EXPECT_THROW(Program(2, 2, 1, 0, "", {}), std::invalid_argument);
   EXPECT_THROW(Program(0, 1, 0, 0, "", {}), std::invalid_argument);

@@ -112,8 +112,16 @@ template <typename T>
 T interesting(std::mt19937_64& random) {
   if constexpr (std::is_floating_point_v<T>) {
     using Limits = std::numeric_limits<T>;
-    const T special[] = {T{0},          -T{0},           Limits::infinity(),   -Limits::infinity(), Limits::quiet_NaN(),
-                         Limits::max(), Limits::lowest(), Limits::denorm_min(), Limits::min(),       T{1} / 3};
+    const T special[] = {T{0},
+                         -T{0},
+                         Limits::infinity(),
+                         -Limits::infinity(),
+                         Limits::quiet_NaN(),
+                         Limits::max(),
+                         Limits::lowest(),
+                         Limits::denorm_min(),
+                         Limits::min(),
+                         T{1} / 3};
     const uint64_t choice = random() % 16;
     if (choice < std::size(special)) return special[choice];
     if (choice == 10) return Limits::denorm_min() * static_cast<T>(random() % 1000);
