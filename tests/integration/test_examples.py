@@ -25,6 +25,14 @@ def test_new_algorithm(tmp_path: Path) -> None:
     assert (tmp_path / "ring.png").stat().st_size > 1000
 
 
+def test_ddp(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    out = _run(*launcher, str(ROOT / "examples" / "ddp.py"), "--steps", "40", cwd=tmp_path)
+    assert "paceline, 2 ranks: " in out
+    assert "accuracy 1.00" in out
+    assert "algorithms: allreduce" in out
+
+
 def test_schedule_benchmark_measures_a_case(tmp_path: Path) -> None:
     out = _run(
         str(ROOT / "benchmarks" / "schedules.py"), "--only", "StragglAR, n = 64, k = 4", "--repeats", "1", cwd=tmp_path
