@@ -31,19 +31,27 @@ endif()
 target_compile_features(paceline_core PUBLIC cxx_std_20)
 target_link_libraries(paceline_core PUBLIC Threads::Threads)
 set_target_properties(paceline_core PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden)
-set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_portable.cc PROPERTIES COMPILE_OPTIONS -O3)
+# Plain loops, which want all of the optimiser; with sanitizers that takes minutes and shows nothing more.
+if(PACELINE_SANITIZE)
+  set(KERNEL_OPTIMISATION -O1)
+else()
+  set(KERNEL_OPTIMISATION -O3)
+endif()
+set(KERNELS ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce)
+set_source_files_properties(${KERNELS}_portable.cc PROPERTIES COMPILE_OPTIONS ${KERNEL_OPTIMISATION})
 
 # The same kernels again for newer processors; reduce.cc chooses at run time.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  target_sources(paceline_core PRIVATE
-    ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_avx2.cc ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_avx512.cc)
+  target_sources(paceline_core PRIVATE ${KERNELS}_avx2.cc ${KERNELS}_avx512.cc)
   target_compile_definitions(paceline_core PRIVATE PACELINE_X86)
-  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_avx2.cc PROPERTIES COMPILE_OPTIONS "-O3;-mavx2;-mfma;-mf16c")
-  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_avx512.cc PROPERTIES
-    COMPILE_OPTIONS "-O3;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx2;-mf16c;-mprefer-vector-width=512")
+  set_source_files_properties(${KERNELS}_avx2.cc PROPERTIES
+    COMPILE_OPTIONS "${KERNEL_OPTIMISATION};-mavx2;-mfma;-mf16c")
+  set_source_files_properties(${KERNELS}_avx512.cc PROPERTIES COMPILE_OPTIONS
+    "${KERNEL_OPTIMISATION};-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx2;-mf16c;-mprefer-vector-width=512")
 endif()
 
 if(PACELINE_SANITIZE)
-  target_compile_options(paceline_core PUBLIC -fsanitize=${PACELINE_SANITIZE} -fno-omit-frame-pointer -g)
+  target_compile_options(paceline_core PUBLIC
+    -fsanitize=${PACELINE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(paceline_core PUBLIC -fsanitize=${PACELINE_SANITIZE})
 endif()
