@@ -88,6 +88,7 @@ FrameHandler::Verdict Mailbox::on_header(Connection& connection, const FrameHead
       incoming->receive = match(incoming->peer, incoming->tag);
     }
     if (header.length != incoming->bytes || (!incoming->offered && header.length > kEagerBytes)) {
+      if (incoming->receive != nullptr) receives_.push_back(incoming->receive);  // so that it fails with the group
       group_.fail(connection.peer(), group_.who(connection.peer()) + " sent a message it had not offered");
       return FrameHandler::Verdict::kTake;
     }

@@ -339,6 +339,7 @@ TEST(Messages, FramesThatMakeNoSense) {
       {"posted", [](Impostor& i) { i.send(message_frame(FrameType::kPosted, 0, 3, 100)); }},
       {"not offered", [](Impostor& i) { i.send(message_frame(FrameType::kMessage, 0, 3, 100000)); }},
       {"huge", [](Impostor& i) { i.send(message_frame(FrameType::kMessage, 0, 3, uint64_t{1} << 60)); }},
+      {"not offered, but awaited", [](Impostor& i) { i.send(message_frame(FrameType::kMessage, 0, 4, 100000)); }},
       {"accept of nothing", [](Impostor& i) { i.send(message_frame(FrameType::kAccept, 0, 3, 0)); }},
       {"pulled of nothing", [](Impostor& i) { i.send(message_frame(FrameType::kPulled, 0, 3, 0)); }},
       {"a number from the future", [](Impostor& i) { i.send(message_frame(FrameType::kOffer, 5, 9, 100000)); }},
