@@ -14,6 +14,12 @@ namespace {
 // between receiving, reducing and sending on.
 constexpr uint64_t kSliceBytes = 128 << 10;
 
+// What is pulled in one piece: the kernel's work for a call is worth more bytes, and a core's second-level cache holds
+// them and what they are added to. Short transfers are cut all the same, so that the next rank can begin.
+constexpr uint64_t kMostPulledBytes = 512 << 10;
+constexpr uint64_t kLeastPulledBytes = 64 << 10;
+constexpr uint64_t kPulls = 4;
+
 // On one host, payload up to this size travels in the frame itself: cheaper than being pulled and acknowledged.
 constexpr uint64_t kInlineBytes = 8 << 10;
 
@@ -390,7 +396,9 @@ bool Collectives::work() {
   const uint64_t allowed = limit(*operation, index);
   const uint64_t offset = block.offset;
   const bool now = allowed > offset && operation->progress[index].done == offset;
-  const uint64_t length = std::min({kSliceBytes, block.length, now ? allowed - offset : block.length});
+  const uint64_t slice =
+      std::clamp(operation->places[access.chunk].bytes / kPulls / 64 * 64, kLeastPulledBytes, kMostPulledBytes);
+  const uint64_t length = std::min({slice, block.length, now ? allowed - offset : block.length});
   const bool direct = now && !access.reduce;
   ScratchPool::Buffer buffer;
   uint8_t* to = operation->places[access.chunk].work + offset;

@@ -27,7 +27,7 @@ def test_new_algorithm(tmp_path: Path) -> None:
 
 def test_ddp(tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    out = _run(*launcher, str(ROOT / "examples" / "ddp.py"), "--steps", "40", cwd=tmp_path)
+    out = _run(*launcher, str(ROOT / "examples" / "train_ddp.py"), "--steps", "40", cwd=tmp_path)
     assert "paceline, 2 ranks: " in out
     assert "accuracy 1.00" in out
     assert "algorithms: allreduce" in out

@@ -23,6 +23,9 @@ _CLOSE = 1.02
 """Prices this close are equal: the model does not know better, and the simpler algorithm is taken."""
 
 _SIMPLE_FIRST = ("ring", "direct", "doubling", "chain", "binomial", "dissemination", "pairwise")
+"""Between hosts, one that never sends to many at once; inside one, that with the fewest steps."""
+
+_SIMPLE_FIRST_ON_ONE_HOST = ("direct", "doubling", "ring", "chain", "binomial", "dissemination", "pairwise")
 
 
 def select(
@@ -51,17 +54,17 @@ def select(
         raise UsageError(f"no algorithm serves {collective}")
     best_s = min(found.cost.exposed_s for found in plans)
     close = [found for found in plans if found.cost.exposed_s <= best_s * _CLOSE]
-    return min(close, key=_simplicity)
+    order = _SIMPLE_FIRST if len(cluster.hosts) > 1 else _SIMPLE_FIRST_ON_ONE_HOST
+    return min(close, key=lambda found: _simplicity(found, order))
 
 
 _ORDER_DIFFERS = frozenset({"one_shot"})
 """Each rank adds the others' inputs to its own, in its own order."""
 
 
-def _simplicity(found: Plan) -> tuple[int, float]:
-    name = found.algorithm
-    rank = _SIMPLE_FIRST.index(name) if name in _SIMPLE_FIRST else len(_SIMPLE_FIRST)
-    return rank, found.cost.exposed_s
+def _simplicity(found: Plan, order: tuple[str, ...]) -> tuple[int, float]:
+    place = order.index(found.algorithm) if found.algorithm in order else len(order)
+    return place, found.cost.exposed_s
 
 
 def _wanted(collective: Collective, wanted: Mapping[Kind | None, str]) -> str | None:
