@@ -19,6 +19,9 @@ Impostor::Impostor(const Engine& engine, bool shm) {
   ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) & ~O_NONBLOCK);
   const timeval patience{5, 0};
   ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  // An engine may well stop reading, which must not stop the test.
+  const timeval impatience{0, 200000};
+  ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &impatience, sizeof(impatience));
 }
 
 bool Impostor::introduce(const Membership& member, uint32_t to, Lane lane) {
@@ -44,7 +47,7 @@ bool Impostor::introduce(const Membership& member, uint32_t to, Lane lane) {
 void Impostor::send(std::span<const uint8_t> bytes) {
   while (!bytes.empty()) {
     const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (sent <= 0) return;  // the engine has hung up, which is for the test to see
+    if (sent <= 0) return;  // the engine has hung up or reads no more, which is for the test to see
     bytes = bytes.subspan(static_cast<size_t>(sent));
   }
 }

@@ -1,0 +1,120 @@
+// A member of a group of two that says anything at all while the other has a collective, a send and a receive in
+// flight. Frames are made to fit, except for the fields that the input changes, so that they get far into the engine.
+// Whatever happens, all three end soon after the stream does, and no byte outside their buffers is touched.
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "engine/engine.h"
+#include "impostor.h"
+#include "input.h"
+#include "ranks.h"
+
+using namespace paceline;
+
+namespace {
+
+// One frame: its type, which fields are not what they should be, those fields, and how much payload comes.
+void say(testing::Impostor& impostor, testing::Input& input, const Call& call, uint64_t bytes, uint64_t* moved) {
+  FrameHeader header;
+  const uint8_t type = input.byte();
+  if (type >= 0xf0) return impostor.send(input.take(input.byte()));  // no frame at all
+  header.type = static_cast<FrameType>(1 + type % 11);
+  const uint8_t changed = input.byte();
+  const bool collective = header.type <= FrameType::kPosted;
+  header.seq = collective || header.type >= FrameType::kProbe ? 1 : 0;
+  header.call = call;
+  header.total = bytes;
+  header.offset = header.type == FrameType::kPulled ? bytes : *moved;
+  header.length = header.type == FrameType::kError ? 5 : bytes - *moved;
+  if ((changed & 1) != 0) header.id = static_cast<uint32_t>(input.number(4));
+  if ((changed & 2) != 0) header.seq = input.number(2);
+  if ((changed & 4) != 0) header.offset = input.number(4);
+  if ((changed & 8) != 0) header.length = input.number(4);
+  if ((changed & 16) != 0) header.total = input.number(4);
+  if ((changed & 32) != 0) header.address = input.number(8);
+  if ((changed & 64) != 0) header.call.count = input.number(2);
+  std::vector<uint8_t> payload;
+  if (header.has_payload()) {
+    const uint64_t whole = std::min<uint64_t>(header.length, 1 << 18);
+    payload.resize((changed & 128) != 0 ? std::min<uint64_t>(input.number(3), whole) : whole, 0x55);
+  }
+  if (header.type == FrameType::kData || header.type == FrameType::kAt)
+    *moved = std::min(bytes, *moved + header.length);
+  impostor.send(header, payload);
+}
+
+struct Buffers {
+  std::vector<uint8_t> collective, out, in;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static Engine engine({"lo", "", true});
+  testing::Input input(data, size);
+  const uint8_t choices = input.byte();
+  const bool shm = (choices & 1) != 0;
+  const uint64_t bytes = (choices & 2) != 0 ? 4000 : 200000;
+  Membership member = testing::membership(0, 2);
+  const std::shared_ptr<Group> group = engine.join(member);
+  engine.introduce(group, {engine.address(), {"impostor", "127.0.0.1:1", ""}});
+  member.rank = 1;
+  auto buffers = std::make_unique<Buffers>();
+  buffers->collective.resize(bytes);
+  buffers->out.resize(bytes);
+  buffers->in.resize(bytes);
+
+  auto operation = std::make_shared<Operation>();
+  operation->call = {Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, 0, 0, bytes / 4, 0};
+  operation->program = ((choices & 4) != 0 ? testing::ring_all_reduce(2) : testing::swap_all_reduce()).program(0, 2);
+  uint8_t nothing = 0;
+  operation->places =
+      testing::cut(buffers->collective.data(), bytes / 4, 4, operation->program->num_chunks(), &nothing);
+  operation->timeout = std::chrono::seconds(20);
+  std::vector<testing::Pending> pending;
+  const auto watch = [&pending] {
+    const auto promise = std::make_shared<std::promise<std::string>>();
+    pending.emplace_back(promise->get_future());
+    return [promise](const std::string& error) { promise->set_value(error); };
+  };
+  const auto message = [&](std::vector<uint8_t>& buffer) {
+    const auto message = std::make_shared<Message>();
+    message->peer = 1;
+    message->data = buffer.data();
+    message->bytes = buffer.size();
+    message->timeout = std::chrono::seconds(20);
+    message->on_done = watch();
+    return message;
+  };
+  const bool messages = (choices & 8) != 0;
+  const auto post = [&] {
+    if (messages) {
+      engine.send(group, message(buffers->out));
+      engine.receive(group, message(buffers->in));
+    } else {
+      operation->on_done = watch();
+      engine.post(group, operation, true);
+    }
+  };
+  {
+    testing::Impostor impostor(engine, shm);
+    testing::require(impostor.introduce(member, 0, messages ? Lane::kMessages : Lane::kCollective),
+                     "a member that is not welcome");
+    Call call = operation->call;
+    call.schedule = operation->program->digest();
+    uint64_t moved = 0;
+    const uint64_t chunk = operation->places[0].bytes;
+    if ((choices & 16) != 0) say(impostor, input, call, messages ? bytes : chunk, &moved);  // before the call
+    post();
+    while (!input.empty()) say(impostor, input, call, messages ? bytes : chunk, &moved);
+    impostor.shut();
+    for (const testing::Pending& entry : pending) {
+      testing::require(entry.wait(std::chrono::seconds(5)).find("still in flight") == std::string::npos,
+                       "an operation that does not end");
+    }
+  }
+  buffers.reset();
+  engine.leave(group);
+  return 0;
+}
