@@ -47,7 +47,7 @@ def main() -> None:
         images[torch.arange(32), 0, 16, columns] += 6.0
         loss = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     step_ms = (time.perf_counter() - began_s) / options.steps * 1e3
     accuracy = (model(images).argmax(1) == labels).float().mean()

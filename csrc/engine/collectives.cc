@@ -88,7 +88,7 @@ void Collectives::post(const std::shared_ptr<Operation>& operation) {
   }
   for (const Program::Peer& peer : program.peers()) {
     if (!group_.failure().empty()) return;
-    if (group_.gone(peer.rank) && needs(peer.rank)) group_.lose(peer.rank, "");
+    if (group_.gone(peer.rank, Lane::kCollective)) group_.lose(peer.rank, "");
   }
   group_.flush_marked();
 }
@@ -409,8 +409,9 @@ bool Collectives::work() {
   try {
     connection->transport().pull(connection->pullable_process(), block.address, to, length);
   } catch (const std::system_error& error) {
-    group_.lose(peer, error.code().value() == ESRCH ? "closed its connection: its process died"
-                                                    : std::string("cannot be read from: ") + error.what());
+    const bool died = error.code().value() == ESRCH;
+    group_.fail(peer, group_.who(peer) + (died ? " closed its connection: its process died"
+                                               : std::string(" cannot be read from: ") + error.what()));
     return true;
   }
   block.offset += length;

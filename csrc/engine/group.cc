@@ -12,9 +12,6 @@ namespace {
 // How long other ranks have to say whether they are there, when an operation has run out of time.
 constexpr auto kInquiryTime = std::chrono::milliseconds(1000);
 
-// When one connection to a peer has ended, what it said on the other has this long to arrive.
-constexpr auto kEndingTime = std::chrono::milliseconds(500);
-
 bool belongs(FrameType type, Lane lane) {
   switch (type) {
     case FrameType::kData:
@@ -55,7 +52,7 @@ std::string Group::who(uint32_t peer) const {
 Connection* Group::connection(uint32_t peer, Lane lane) {
   const LaneState& state = peers_[peer].lanes[index(lane)];
   if (state.connection != nullptr) return state.connection.get();
-  if (state.opening == Opening::kNone && peers_[peer].gone.empty() && !left_ && failure_.empty()) {
+  if (state.opening == Opening::kNone && peers_[peer].ending.empty() && !left_ && failure_.empty()) {
     engine_.introductions().open(*this, peer, lane);
   }
   return state.connection.get();
@@ -63,6 +60,7 @@ Connection* Group::connection(uint32_t peer, Lane lane) {
 
 void Group::reopen(uint32_t peer, Lane lane) {
   if (collectives_.needs(peer) || mailbox_.needs(peer)) connection(peer, lane);
+  if (gone(peer, lane)) lose(peer, "");
 }
 
 void Group::attach(std::unique_ptr<Connection> connection) {
@@ -191,28 +189,20 @@ void Group::on_broken(Connection& connection, const std::string& reason) {
   std::erase(marked_, &connection);
   error_texts_.erase(&connection);
   if (state.connection.get() == &connection) engine_.poller().bury(std::move(state.connection));
-  if (peers_[peer].ending.empty()) {
-    peers_[peer].ending = peers_[peer].said_bye ? "has left the group" : reason + ": its process died";
-    peers_[peer].ending_at = Clock::now() + kEndingTime;
-  }
-  if (failure_.empty() && !left_ && !open(peer)) lose(peer, peers_[peer].ending);
+  lose(peer, peers_[peer].said_bye ? "has left the group" : reason + ": its process died");
   collectives_.forget(connection);
   mailbox_.forget(connection);
 }
 
-// Whether something the peer has sent may still be on its way.
-bool Group::open(uint32_t peer) const {
-  const auto& lanes = peers_[peer].lanes;
-  return std::any_of(lanes.begin(), lanes.end(), [](const LaneState& lane) {
-    return lane.connection != nullptr || lane.opening == Opening::kAccepting;
-  });
-}
-
+// A peer ends its connections one by one, and what it said before on another one may still be on its way: only what
+// needs a connection that has ended is lost with it.
 void Group::lose(uint32_t peer, const std::string& reason) {
-  if (peers_[peer].gone.empty()) peers_[peer].gone = reason;
+  if (peers_[peer].ending.empty()) peers_[peer].ending = reason;
   if (!failure_.empty() || left_) return;
   if (inquiry_ != nullptr) return;  // conclude() knows more
-  if (collectives_.needs(peer) || mailbox_.needs(peer)) fail(peer, who(peer) + " " + peers_[peer].gone);
+  const bool needed = (gone(peer, Lane::kCollective) && collectives_.needs(peer)) ||
+                      (gone(peer, Lane::kMessages) && mailbox_.needs(peer));
+  if (needed) fail(peer, who(peer) + " " + peers_[peer].ending);
 }
 
 void Group::fail(int64_t culprit, const std::string& reason) {
@@ -290,12 +280,6 @@ void Group::close() {
 
 Clock::time_point Group::tick(Clock::time_point now) {
   Clock::time_point next = Clock::time_point::max();
-  for (uint32_t peer = 0; peer < size(); ++peer) {
-    if (peers_[peer].ending.empty() || gone(peer)) continue;
-    next = std::min(next, peers_[peer].ending_at);
-    if (peers_[peer].ending_at <= now) lose(peer, peers_[peer].ending);
-    if (!failure_.empty()) return Clock::time_point::max();
-  }
   if (!failure_.empty()) return next;
   if (inquiry_ != nullptr) {
     const bool finished = collectives_.find(inquiry_->seq) == nullptr;
@@ -303,7 +287,7 @@ Clock::time_point Group::tick(Clock::time_point now) {
     if (finished) {
       inquiry_.reset();  // just in time; but who was lost meanwhile may be needed by others
       for (uint32_t peer = 0; peer < size() && failure_.empty(); ++peer) {
-        if (gone(peer)) lose(peer, "");
+        if (!peers_[peer].ending.empty()) lose(peer, "");
       }
       if (!failure_.empty()) return next;
     } else if (answered || now >= inquiry_->until) {
@@ -382,7 +366,7 @@ void Group::conclude() {
     blamed += (blamed.empty() ? "" : "; ") + who(peer) + " " + what;
   };
   for (uint32_t peer = 0; peer < size(); ++peer) {
-    if (inquiry->answers[peer] < 0) blame(peer, peers_[peer].gone.empty() ? "does not answer" : peers_[peer].gone);
+    if (inquiry->answers[peer] < 0) blame(peer, peers_[peer].ending.empty() ? "does not answer" : peers_[peer].ending);
   }
   for (uint32_t peer = 0; peer < size(); ++peer) {
     const int64_t posted = inquiry->answers[peer];

@@ -56,7 +56,11 @@ class Group final : public FrameHandler {
 
   // The connection to a peer, opened if there is none yet; nullptr while it is being opened or when the peer is gone.
   Connection* connection(uint32_t peer, Lane lane);
-  bool gone(uint32_t peer) const { return !peers_[peer].gone.empty(); }
+  // Nothing more can come from the peer, nor be said to it, on this lane.
+  bool gone(uint32_t peer, Lane lane) const {
+    const LaneState& state = peers_[peer].lanes[index(lane)];
+    return !peers_[peer].ending.empty() && state.connection == nullptr && state.opening != Opening::kAccepting;
+  }
   void mark(Connection& connection);  // has frames to send: flushed at the end of the turn
   void flush_marked();
 
@@ -97,10 +101,8 @@ class Group final : public FrameHandler {
   };
   struct Peer {
     std::array<LaneState, kNumLanes> lanes;
-    std::string gone;  // why it cannot be reached any more
+    std::string ending;  // why its connections end, once one of them has
     bool said_bye = false;
-    std::string ending;  // why one of its connections has ended, while the other may still hold what it said
-    Clock::time_point ending_at;
   };
   // A question to all ranks about an operation that takes too long.
   struct Inquiry {
@@ -111,7 +113,6 @@ class Group final : public FrameHandler {
   };
 
   static size_t index(Lane lane) { return static_cast<size_t>(lane); }
-  bool open(uint32_t peer) const;
   void probe(uint32_t peer, const Operation& operation);
   void ask_around(Operation& operation, Clock::time_point now);
   void inquire(const Operation& operation, Clock::time_point now);

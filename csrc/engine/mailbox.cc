@@ -29,7 +29,7 @@ void Mailbox::send(const std::shared_ptr<Message>& message) {
   outbox_[peer].push_back(message);
   sending_[peer][message->number] = message;
   Connection* connection = group_.connection(peer, Lane::kMessages);
-  if (group_.failure().empty() && group_.gone(peer)) return group_.lose(peer, "");
+  if (group_.failure().empty() && group_.gone(peer, Lane::kMessages)) return group_.lose(peer, "");
   if (connection != nullptr) group_.mark(*connection);
   group_.flush_marked();
 }
@@ -45,7 +45,7 @@ void Mailbox::receive(const std::shared_ptr<Message>& message) {
     message->peer = incoming->peer;
     incoming->receive = message;
     deliver(incoming);
-    if (group_.failure().empty() && group_.gone(incoming->peer)) group_.lose(incoming->peer, "");
+    if (group_.failure().empty() && group_.gone(incoming->peer, Lane::kMessages)) group_.lose(incoming->peer, "");
     return group_.flush_marked();
   }
   receives_.push_back(message);
@@ -55,7 +55,7 @@ void Mailbox::receive(const std::shared_ptr<Message>& message) {
   for (uint32_t peer = first; peer <= last && group_.failure().empty(); ++peer) {
     if (peer == group_.rank()) continue;
     group_.connection(peer, Lane::kMessages);
-    if (group_.failure().empty() && group_.gone(peer) && message->peer >= 0) group_.lose(peer, "");
+    if (group_.failure().empty() && group_.gone(peer, Lane::kMessages) && message->peer >= 0) group_.lose(peer, "");
   }
 }
 
@@ -250,8 +250,10 @@ bool Mailbox::work() {
     connection->transport().pull(connection->pullable_process(), incoming->address, message.data + at, length);
   } catch (const std::system_error& error) {
     receives_.push_back(incoming->receive);
-    group_.lose(incoming->peer, error.code().value() == ESRCH ? "closed its connection: its process died"
-                                                              : std::string("cannot be read from: ") + error.what());
+    const bool died = error.code().value() == ESRCH;
+    group_.fail(incoming->peer,
+                group_.who(incoming->peer) + (died ? " closed its connection: its process died"
+                                                   : std::string(" cannot be read from: ") + error.what()));
     return true;
   }
   incoming->address += length;
