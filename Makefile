@@ -8,7 +8,7 @@ CPP := $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.inc' 
 CORE := $(filter-out csrc/c10d/% csrc/reduce/reduce_%,$(filter csrc/%.cc,$(CPP)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test thorough conformance faults lint format bench clean
+.PHONY: help install demo test cpp-test fuzz sanitize thorough conformance faults lint format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,15 @@ demo: install  ## the main job: a tour of schedules, with a picture in out/
 
 test: install  ## the tests users and CI run (about 6 minutes on two cores)
 	$(BIN)/python -m pytest
+
+cpp-test:  ## the tests of the C++ core alone, without torch (needs GoogleTest: apt-get install libgtest-dev)
+	tests/cpp/run.sh test
+
+fuzz:  ## what parses bytes from the network, FUZZ_SECONDS (10) for each target
+	tests/cpp/run.sh fuzz
+
+sanitize: install  ## the C++ tests under address, undefined and thread sanitizers, and conformance under the first two
+	tests/cpp/run.sh sanitize
 
 thorough: install  ## the same tests with twenty times the examples (about 25 minutes)
 	EFFORT=20 $(BIN)/python -m pytest -o timeout=1800
