@@ -57,12 +57,12 @@ test)
     tests build/cpp
     ;;
 fuzz)
-    compiler=$(command -v clang++ || command -v c++)
+    compiler=${CXX:-$(command -v clang++ || command -v c++)}
     build build/fuzz -DPACELINE_FUZZERS=ON -DPACELINE_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_DEBUG=-O1 \
         "-DCMAKE_CXX_COMPILER=$compiler"
     for target in frame handshake port stream; do
         corpus=tests/cpp/corpus/$target
-        if [ "${compiler##*/}" = clang++ ]; then
+        if grep -q '^CMAKE_CXX_COMPILER:.*clang' build/fuzz/CMakeCache.txt; then
             found=build/fuzz/found/$target
             mkdir -p "$found"
             echo "fuzz $target, $seconds s"

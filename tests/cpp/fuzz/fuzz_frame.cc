@@ -1,6 +1,6 @@
 // Any 72 bytes: decoding them is safe, and what is decoded can be encoded and read again.
+#include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "input.h"
 #include "transport/frame.h"
@@ -9,7 +9,7 @@ using namespace paceline;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::array<uint8_t, kFrameHeaderBytes> bytes{};
-  std::memcpy(bytes.data(), data, std::min(size, bytes.size()));
+  std::copy_n(data, std::min(size, bytes.size()), bytes.begin());
   FrameHeader header;
   if (!decode(std::span<const uint8_t, kFrameHeaderBytes>(bytes), &header)) return 0;
   testing::require(!header.call.text().empty(), "a call without a name");

@@ -1,5 +1,5 @@
 // Any bytes as hello and welcome: decoding is safe, and what is decoded comes out of encode and decode unchanged.
-#include <cstring>
+#include <algorithm>
 
 #include "input.h"
 #include "transport/handshake.h"
@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   testing::Input input(data, size);
   HelloBytes hello_bytes{};
   const std::span<const uint8_t> first = input.take(kHelloBytes);
-  std::memcpy(hello_bytes.data(), first.data(), first.size());
+  std::copy(first.begin(), first.end(), hello_bytes.begin());
   Hello hello;
   if (decode(std::span<const uint8_t, kHelloBytes>(hello_bytes), &hello)) {
     const HelloBytes encoded = encode(hello);
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   WelcomeBytes welcome_bytes{};
   const std::span<const uint8_t> second = input.take(kWelcomeBytes);
-  if (!second.empty()) std::memcpy(welcome_bytes.data(), second.data(), second.size());
+  std::copy(second.begin(), second.end(), welcome_bytes.begin());
   Welcome welcome;
   if (decode(std::span<const uint8_t, kWelcomeBytes>(welcome_bytes), &welcome)) {
     testing::require(encode(welcome) == welcome_bytes, "a welcome that is encoded differently");

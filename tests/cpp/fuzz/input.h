@@ -1,6 +1,7 @@
 // The fuzzer's bytes as numbers, and how a target says that it has found something.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
