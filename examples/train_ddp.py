@@ -1,8 +1,8 @@
 """DistributedDataParallel on Paceline: the only line that differs from any other DDP script is the backend's name.
 
-    torchrun --nproc-per-node 2 examples/train_ddp.py
-    paceline lab --scenario lan4 -- python examples/train_ddp.py        # on four emulated hosts with 1 Gbit/s each (root)
-    torchrun --nproc-per-node 2 examples/train_ddp.py --backend gloo    # to compare
+torchrun --nproc-per-node 2 examples/train_ddp.py
+paceline lab --scenario lan4 -- python examples/train_ddp.py        # four emulated hosts, 1 Gbit/s each (root)
+torchrun --nproc-per-node 2 examples/train_ddp.py --backend gloo    # to compare
 """
 
 from __future__ import annotations
