@@ -205,6 +205,7 @@ bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   lock.lock();
   asleep_ = false;
   poller_.dispatch(count);
+  changed_.notify_all();
   return work();
 }
 
@@ -232,7 +233,6 @@ void Engine::run() {
       worked = true;
     }
     worked = turn(lock, worked ? 0 : tick());
-    changed_.notify_all();
   }
 }
 
