@@ -1,5 +1,8 @@
 #include "c10d/backend.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <pybind11/pybind11.h>
+
 #include <algorithm>
 #include <bit>
 #include <future>
@@ -75,6 +78,12 @@ void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* opera
                    a.scalar_type(), " and ", b.scalar_type());
 }
 
+// In whatever thread, and whatever the tensor is to autograd: the caller has been told that it will be overwritten.
+void copy_back(const at::Tensor& to, const at::Tensor& from) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  to.copy_(from);
+}
+
 void copy_bytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   if (bytes > 0 && to != from) std::memmove(to, from, bytes);
 }
@@ -95,15 +104,27 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
   // Polling a moment before sleeping is polite only when no other rank wants the core.
   const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<size_t>(rank)]);
   if (here <= static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency())) spin_ = kSpin;
-  planner_ = settings_.make_planner(
-      rank, size, store, hosts, [this](int to, int from, uint64_t bytes) { return exchange_seconds(to, from, bytes); });
+  try {
+    planner_ = settings_.make_planner(rank, size, store, hosts, [this](int to, int from, uint64_t bytes) {
+      return exchange_seconds(to, from, bytes);
+    });
+  } catch (...) {
+    engine_->leave(group_);
+    throw;
+  }
   init();
 }
 
 Backend::~Backend() { shutdown(); }
 
 void Backend::shutdown() {
-  if (!left_.exchange(true)) engine_->leave(group_);
+  if (left_.exchange(true)) return;
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {  // collected by Python: others may need its lock meanwhile
+    const pybind11::gil_scoped_release unlocked;
+    engine_->leave(group_);
+  } else {
+    engine_->leave(group_);
+  }
 }
 
 void Backend::abort() {
@@ -145,17 +166,17 @@ c10::intrusive_ptr<Work> Backend::make_work(c10d::OpType type, const char* title
 
 std::shared_ptr<const Program> Backend::program(const Request& request) {
   const DType dtype = request.call.dtype;
-  const ReduceOp op = request.call.op;
   const bool floating = dtype <= DType::kBFloat16;
   PlanRequest wanted;
   wanted.kind = request.call.kind;
   wanted.root = request.call.root;
   wanted.bytes = std::bit_ceil(std::max<uint64_t>(request.bytes, 1));
-  wanted.exact = !floating || op == ReduceOp::kMin || op == ReduceOp::kMax;
+  wanted.exact = !floating || (wanted.kind != Kind::kAllReduce && wanted.kind != Kind::kReduceScatter &&
+                               wanted.kind != Kind::kReduce);
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<const Program>& known = programs_[wanted];
-  if (known == nullptr) known = planner_(wanted);
-  return known;
+  const auto known = programs_.find(wanted);
+  if (known != programs_.end()) return known->second;
+  return programs_[wanted] = planner_(wanted);
 }
 
 void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
@@ -199,7 +220,7 @@ void Backend::add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tens
   if (average || flat.copied) {
     request.epilogue = [flat, tensor, average, call = request.call, size = size_]() mutable {
       if (average) divide(call.dtype, flat.data(), call.count, size);
-      if (flat.copied) tensor.copy_(flat.tensor);
+      if (flat.copied) copy_back(tensor, flat.tensor);
     };
   }
   work->keep(flat.tensor);
@@ -292,7 +313,7 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   if (root && (average || flat.copied)) {
     request.epilogue = [flat, tensor, average, call = request.call, size = size_]() mutable {
       if (average) divide(call.dtype, flat.data(), call.count, size);
-      if (flat.copied) tensor.copy_(flat.tensor);
+      if (flat.copied) copy_back(tensor, flat.tensor);
     };
   }
   return exchange(c10d::OpType::REDUCE, "paceline:reduce", {flat.tensor}, tensors, std::move(request));
@@ -315,7 +336,7 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
   request.timeout = options.timeout;
   request.asynchronous = options.asyncOp;
   if (flat.copied && rank_ != options.rootRank) {
-    request.epilogue = [flat, tensor]() mutable { tensor.copy_(flat.tensor); };
+    request.epilogue = [flat, tensor]() mutable { copy_back(tensor, flat.tensor); };
   }
   return exchange(c10d::OpType::BROADCAST, "paceline:broadcast", {flat.tensor}, tensors, std::move(request));
 }
@@ -348,7 +369,7 @@ void Backend::add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors&
   if (copied) {
     request.epilogue = [outs, outputs] {
       for (size_t i = 0; i < outs.size(); ++i) {
-        if (outs[i].copied) outputs[i].copy_(outs[i].tensor);
+        if (outs[i].copied) copy_back(outputs[i], outs[i].tensor);
       }
     };
   }
@@ -458,7 +479,7 @@ void Backend::add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at:
   if (average || out.copied) {
     request.epilogue = [out, output, average, dtype = request.call.dtype, size = size_] {
       if (average) divide(dtype, out.data(), count_of(out.tensor), size);
-      if (out.copied) output.copy_(out.tensor);
+      if (out.copied) copy_back(output, out.tensor);
     };
   }
   work->keep(out.tensor);
@@ -525,7 +546,7 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs, const c1
     copy_bytes(outs[static_cast<size_t>(rank_)].data(), in.data(), in.bytes());
     request.epilogue = [outs, results] {
       for (size_t i = 0; i < outs.size(); ++i) {
-        if (outs[i].copied) results[i].copy_(outs[i].tensor);
+        if (outs[i].copied) copy_back(results[i], outs[i].tensor);
       }
     };
   }
@@ -564,7 +585,7 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs, const c
   }
   request.timeout = options.timeout;
   request.asynchronous = options.asyncOp;
-  if (out.copied) request.epilogue = [out, output]() mutable { output.copy_(out.tensor); };
+  if (out.copied) request.epilogue = [out, output]() mutable { copy_back(output, out.tensor); };
   return exchange(c10d::OpType::SCATTER, "paceline:scatter", std::move(kept), outputs, std::move(request));
 }
 
@@ -643,7 +664,7 @@ Backend::WorkPtr Backend::exchange_all(const Tensors& given, const Tensors& resu
   if (std::any_of(outs.begin(), outs.end(), [](const Contiguous& out) { return out.copied; })) {
     request.epilogue = [outs, outputs] {
       for (size_t i = 0; i < outs.size(); ++i) {
-        if (outs[i].copied) outputs[i].copy_(outs[i].tensor);
+        if (outs[i].copied) copy_back(outputs[i], outs[i].tensor);
       }
     };
   }
@@ -666,7 +687,8 @@ Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool 
                                   const char* title) {
   at::Tensor tensor = single(tensors, title);
   TORCH_CHECK_VALUE(tag >= 0, "a tag is 0 or more, not ", tag);
-  TORCH_CHECK_VALUE(peer < size_ && peer != rank_, title, ": rank ", peer, " is not another rank of this group");
+  TORCH_CHECK_VALUE(peer < size_ && peer != rank_ && (peer >= 0 || type == c10d::OpType::RECVANYSOURCE), title,
+                    ": rank ", peer, " is not another rank of this group");
   TORCH_CHECK(!left_, "this process group was destroyed");
   const Contiguous flat = contiguous(tensor);
   const auto work = make_work(type, title, tensors, tensors);
@@ -681,7 +703,7 @@ Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool 
   message->on_done = [work, flat, tensor, receives, message = message.get()](const std::string& error) mutable {
     if (error.empty() && receives) {
       work->set_source(static_cast<int>(message->peer));
-      if (flat.copied) tensor.copy_(flat.tensor);
+      if (flat.copied) copy_back(tensor, flat.tensor);
     }
     work->done(error);
   };
@@ -771,10 +793,10 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_al
     try {
       start_message(rank, here, &byte, 1, true, std::max(left, std::chrono::milliseconds(1))).get();
     } catch (const std::exception& error) {
-      const std::string seconds = std::to_string(timeout.count());
+      const std::string milliseconds = std::to_string(timeout.count());
       if (!wait_all_ranks) {
         std::rethrow_exception(backend_error("[Rank 0]: Rank " + std::to_string(rank) +
-                                             " failed to pass monitoredBarrier in " + seconds +
+                                             " failed to pass monitoredBarrier in " + milliseconds +
                                              " ms\n Original exception: \n" + error.what()));
       }
       missing += (missing.empty() ? "" : ", ") + std::to_string(rank);

@@ -52,8 +52,8 @@ Contiguous contiguous(const at::Tensor& tensor) {
               ": use nccl (or paceline's wrappers over nccl) for it");
   TORCH_CHECK(tensor.layout() == at::kStrided, "the paceline backend cannot move a tensor of layout ", tensor.layout(),
               " in this operation");
-  // Channels-last and the like are one run too, and ranks agree on the order as long as their strides do.
-  if (tensor.is_non_overlapping_and_dense()) return {tensor, false};
+  // Dense in another order (transposed, channels-last) will not do: the other side's tensor may have other strides.
+  if (tensor.is_contiguous()) return {tensor, false};
   return {tensor.contiguous(), true};
 }
 

@@ -28,7 +28,7 @@ DType dtype_of(const at::Tensor& tensor);
 // Elements as the engine counts them: those of types it only moves are counted in bytes.
 uint64_t count_of(const at::Tensor& tensor);
 
-// A dense CPU tensor whose memory is one run. Other tensors are copied, and `copied` is set.
+// A CPU tensor whose memory is one run, in the order of its elements. Other tensors are copied, and `copied` is set.
 struct Contiguous {
   at::Tensor tensor;
   bool copied = false;

@@ -75,7 +75,6 @@ void Work::done(const std::string& error) {
     settled_ = true;
     future = future_;
   }
-  kept_.clear();
   finish(error_.empty() ? nullptr : backend_error(error_));
   finished_ = true;
   if (future) {

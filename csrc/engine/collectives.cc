@@ -16,7 +16,7 @@ constexpr uint64_t kSliceBytes = 128 << 10;
 
 // What is pulled in one piece: the kernel's work for a call is worth more bytes, and a core's second-level cache holds
 // them and what they are added to. Short transfers are cut all the same, so that the next rank can begin.
-constexpr uint64_t kMostPulledBytes = 512 << 10;
+constexpr uint64_t kMostPulledBytes = 1 << 20;
 constexpr uint64_t kLeastPulledBytes = 64 << 10;
 constexpr uint64_t kPulls = 4;
 
@@ -486,9 +486,16 @@ void Collectives::complete(const std::shared_ptr<Operation>& operation) {
     return;
   }
   operations_.erase(operation->seq);
-  if (operation->epilogue) operation->epilogue();
+  std::string error;
+  try {
+    if (operation->epilogue) operation->epilogue();
+  } catch (const std::exception& thrown) {
+    error = operation->title() + ": its result cannot be stored: " + thrown.what();
+  }
   operation->memory.clear();
-  operation->on_done("");
+  operation->on_done(error);
+  group_.engine().retire(operation);
+  group_.engine().nudge();
   if (operations_.empty()) return;
   const std::shared_ptr<Operation> next = operations_.begin()->second;
   if (next->left == 0) complete(next);
@@ -505,8 +512,10 @@ void Collectives::fail(const std::string& reason) {
     operation->left = 0;
     operation->memory.clear();
     operation->arrived.clear();
+    group_.engine().retire(operation);
     operation->on_done(operation->title() + ": " + reason);
   }
+  group_.engine().nudge();
 }
 
 bool Collectives::needs(uint32_t peer) const {

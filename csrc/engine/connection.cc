@@ -64,24 +64,25 @@ void Connection::on_event(uint32_t events) {
         if (!parse()) return;
       }
       size_t turn = 0;
-      while (!broken_ && !paused_ && turn < kMostBytesATurn && read_some()) turn += ahead_.size();
+      for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) got = read_some();
     }
   }
   if (!broken_ && (events & EPOLLOUT) != 0) flush();
 }
 
-// Reads the rest of the payload to where it belongs and, behind it, the next headers. False when nothing was there.
-bool Connection::read_some() {
+// Reads the rest of the payload to where it belongs and, behind it, the next headers. Returns how many bytes there
+// were, 0 to stop.
+size_t Connection::read_some() {
   std::array<iovec, 2> parts{};
   size_t count = 0;
   if (in_frame_ && to_go_ > 0) parts[count++] = {to_, to_go_};
   if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
   parts[count++] = {ahead_.data() + ahead_end_, ahead_.size() - ahead_end_};
   const ssize_t got = ::readv(fd_.get(), parts.data(), static_cast<int>(count));
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (got <= 0) {
     broken(got == 0 ? "closed its connection" : std::string("broke its connection: ") + std::strerror(errno));
-    return false;
+    return 0;
   }
   size_t left = static_cast<size_t>(got);
   if (count == 2) {
@@ -92,7 +93,7 @@ bool Connection::read_some() {
   }
   ahead_end_ += left;  // first: what the frame leads to may read on
   if (count == 2 && to_go_ == 0) complete_payload();
-  return parse();
+  return parse() ? static_cast<size_t>(got) : 0;
 }
 
 void Connection::complete_payload() {
@@ -191,7 +192,7 @@ bool Connection::write_some() {
     if (errno == EAGAIN || errno == EINTR) return false;
     // The peer may have said why before it closed: read that first, unless nobody listens any more.
     const std::string reason = std::string("broke its connection: ") + std::strerror(errno);
-    while (!broken_ && !paused_ && !finishing_ && read_some()) {
+    while (!broken_ && !paused_ && !finishing_ && read_some() > 0) {
     }
     if (!broken_) broken(reason);
     return false;

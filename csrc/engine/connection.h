@@ -83,7 +83,7 @@ class Connection final : public Watcher {
   static constexpr size_t kMostFrames = 32;
   static constexpr size_t kMostBytes = 1 << 20;
 
-  bool read_some();
+  size_t read_some();
   bool parse();
   void complete_payload();
   bool write_some();

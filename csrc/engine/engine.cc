@@ -7,6 +7,7 @@
 #include <array>
 #include <csignal>
 #include <system_error>
+#include <utility>
 
 #include "common/log.h"
 #include "transport/shm/shm.h"
@@ -25,10 +26,15 @@ constexpr auto kLingering = std::chrono::milliseconds(1000);
 
 }  // namespace
 
-Engine::Entry::Entry(Engine& engine) {
+Engine::Entry::Entry(Engine& engine) : engine_(engine) {
   engine.callers_.fetch_add(1);
   lock_ = std::unique_lock(engine.mutex_);
   engine.callers_.fetch_sub(1);
+}
+
+Engine::Entry::~Entry() {
+  const std::vector<std::shared_ptr<void>> retired = std::exchange(engine_.retired_, {});
+  lock_.unlock();
 }
 
 Engine::Bell::Bell() : fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -57,6 +63,10 @@ Engine::Engine(const EngineOptions& options) : options_(options), introductions_
 }
 
 Engine::~Engine() {
+  if (::getpid() != process_) {  // the thread is the parent's
+    thread_.detach();
+    return;
+  }
   {
     const Entry entry(*this);
     stopping_ = true;
@@ -95,6 +105,7 @@ void Engine::introduce(const std::shared_ptr<Group>& group, std::vector<PeerAddr
 }
 
 void Engine::leave(const std::shared_ptr<Group>& group) {
+  if (::getpid() != process_) return;  // the group is the parent's
   std::unique_lock lock(mutex_);
   group->leave();
   wake();
@@ -136,6 +147,10 @@ ScratchPool::Buffer Engine::take_scratch(size_t bytes) {
   return scratch_.take(bytes);
 }
 
+void Engine::nudge() {
+  if (asleep_) bell_.ring();
+}
+
 void Engine::wake() {
   if (asleep_) {
     bell_.ring();
@@ -150,14 +165,18 @@ bool Engine::busy() const {
 }
 
 void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds spin) {
-  callers_.fetch_add(1);
-  std::unique_lock lock(mutex_);
-  callers_.fetch_sub(1);
+  Entry entry(*this);
   if (helping_ || done || stopping_) return;
   helping_ = true;
+  // Whatever happens, the progress thread must be able to go on.
+  const std::shared_ptr<void> leaving(nullptr, [this](void*) {
+    helping_ = false;
+    helped_at_ = Clock::now();
+    if (busy()) wake();
+  });
   if (!parked_) {
     bell_.ring();
-    changed_.wait(lock, [this] { return parked_; });
+    changed_.wait(entry.lock(), [this] { return parked_; });
   }
   const Clock::time_point spin_until = Clock::now() + spin;
   bool worked = true;  // posting may have left some: look before sleeping
@@ -170,11 +189,8 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::c
       timeout_ms = static_cast<int>(std::min<int64_t>(tick(), left));
       if (done) break;
     }
-    worked = turn(lock, timeout_ms);
+    worked = turn(entry.lock(), timeout_ms);
   }
-  helping_ = false;
-  helped_at_ = Clock::now();
-  if (busy()) wake();
 }
 
 bool Engine::work() {

@@ -11,6 +11,8 @@
 //   nobody            an operation is posted for later, work is left, or kEncore is over: the progress thread again
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <map>
@@ -71,14 +73,21 @@ class Engine {
   Transport* transport_to(const PeerAddress& peer, std::string* address) const;
   Group* find(const GroupId& id, uint32_t rank);
   void wake();
+  // An operation has ended whose caller may be asleep in epoll.
+  void nudge();
+  // What has ended is let go of by the next caller, outside the lock: to destroy a tensor may need Python's lock.
+  void retire(std::shared_ptr<void> ended) { retired_.push_back(std::move(ended)); }
 
  private:
   // The lock for callers: the progress thread lets them in between two pieces of work.
   class Entry {
    public:
     explicit Entry(Engine& engine);
+    ~Entry();
+    std::unique_lock<std::mutex>& lock() { return lock_; }
 
    private:
+    Engine& engine_;
     std::unique_lock<std::mutex> lock_;
   };
 
@@ -118,6 +127,8 @@ class Engine {
   std::condition_variable unparked_;
   std::vector<std::shared_ptr<Group>> groups_;
   bool stopping_ = false;
+  std::vector<std::shared_ptr<void>> retired_;
+  const pid_t process_ = ::getpid();  // a forked child has the memory, but not the thread
   std::thread thread_;
 };
 

@@ -55,7 +55,7 @@ void Mailbox::receive(const std::shared_ptr<Message>& message) {
   for (uint32_t peer = first; peer <= last && group_.failure().empty(); ++peer) {
     if (peer == group_.rank()) continue;
     group_.connection(peer, Lane::kMessages);
-    if (group_.failure().empty() && group_.gone(peer, Lane::kMessages) && message->peer >= 0) group_.lose(peer, "");
+    if (group_.failure().empty() && group_.gone(peer, Lane::kMessages)) group_.lose(peer, "");
   }
 }
 
@@ -276,6 +276,8 @@ void Mailbox::finish(const std::shared_ptr<Message>& message, const std::string&
   if (message->finished) return;
   message->finished = true;
   message->on_done(error);
+  group_.engine().retire(message);
+  group_.engine().nudge();
 }
 
 void Mailbox::fail(const std::string& reason) {
@@ -313,6 +315,14 @@ void Mailbox::expire(const std::shared_ptr<Message>& message) {
                                  " does not take part");
 }
 
+// The connection has ended: what was half received on it will never be whole.
+void Mailbox::forget(const Connection& connection) {
+  const auto found = receiving_.find(&connection);
+  if (found == receiving_.end()) return;
+  std::erase(unexpected_, found->second);
+  receiving_.erase(found);
+}
+
 bool Mailbox::needs(uint32_t peer) const {
   const auto sending = sending_.find(peer);
   if (sending != sending_.end() && !sending->second.empty()) return true;
@@ -324,8 +334,13 @@ bool Mailbox::needs(uint32_t peer) const {
   for (const IncomingPtr& incoming : pulls_) {
     if (incoming->peer == peer) return true;
   }
+  // A receive from any rank can be served as long as one is left.
+  bool all_gone = true;
+  for (uint32_t other = 0; other < group_.size(); ++other) {
+    all_gone = all_gone && (other == group_.rank() || group_.gone(other, Lane::kMessages));
+  }
   return std::any_of(receives_.begin(), receives_.end(), [&](const std::shared_ptr<Message>& message) {
-    return message->peer == peer || message->peer < 0;
+    return message->peer == peer || (message->peer < 0 && all_gone);
   });
 }
 

@@ -65,7 +65,7 @@ class Mailbox {
 
   void fail(const std::string& reason);
   bool needs(uint32_t peer) const;
-  void forget(const Connection& connection) { receiving_.erase(&connection); }
+  void forget(const Connection& connection);
   std::shared_ptr<Message> earliest() const;
   // Its time is over: gives up this message alone where no byte of it can be on its way, otherwise the group.
   void expire(const std::shared_ptr<Message>& message);

@@ -25,7 +25,10 @@ void Poller::change(int fd, uint32_t events, Watcher* watcher) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }
 
-void Poller::remove(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+void Poller::remove(int fd) {
+  if (::getpid() != process_) return;  // a forked child shares the epoll, and must not take anything from it
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
 
 int Poller::wait(int timeout_ms) {
   const int count = ::epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()), timeout_ms);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/epoll.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
@@ -35,6 +36,7 @@ class Poller {
 
  private:
   Fd epoll_;
+  const pid_t process_ = ::getpid();
   std::vector<epoll_event> events_;
   std::vector<std::unique_ptr<Watcher>> graves_;
 };

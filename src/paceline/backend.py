@@ -6,11 +6,11 @@ module is loaded when the first group is made.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import LOG_LEVELS, Config
@@ -18,10 +18,9 @@ from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline._c10d import Backend, Engine, Program
-    from paceline.ir.cluster import Cluster
     from paceline.observe.links import Exchange
 
-_engines: dict[tuple[str, bool], Engine] = {}
+_engines: dict[tuple[str, bool, int], Engine] = {}
 _lock = threading.Lock()
 
 
@@ -52,10 +51,13 @@ def _create(options: Any, _backend_options: Any) -> Backend:
 
 
 def _engine(config: Config) -> Engine:
-    """One engine a process; another only for groups that are told to listen elsewhere."""
+    """One engine a process; another only for groups that are told to listen elsewhere.
+
+    A forked child makes its own. Its parent's stays in the table: it must not be ended from there.
+    """
     from paceline._c10d import Engine
 
-    key = (config.interface, config.use_shm)
+    key = (config.interface, config.use_shm, os.getpid())
     with _lock:
         if key not in _engines:
             _engines[key] = Engine(interface=config.interface, hostname="", use_shm=config.use_shm)
@@ -65,27 +67,23 @@ def _engine(config: Config) -> Engine:
 def _planner(
     config: Config, rank: int, size: int, store: Any, hosts: Sequence[str], exchange: Exchange
 ) -> Callable[[str, int, int, bool], Program]:
-    """Turns requests of the backend into programs of this rank. The first one measures the links, if there are any."""
+    """Measures the links, if there are any, and turns requests of the backend into programs of this rank."""
     from paceline.executors.native import program
     from paceline.ir.collective import Collective, Kind
     from paceline.observe.links import measure
     from paceline.policy.select import cluster_of, select
 
-    @cache
-    def cluster() -> Cluster:
-        given = config.rate_bytes_per_s is not None and config.latency_s is not None
-        if given or len(set(hosts)) == 1:
-            return cluster_of(hosts, rate_bytes_per_s=config.rate_bytes_per_s, latency_s=config.latency_s)
+    rate_bytes_per_s: float | Sequence[float] | None = config.rate_bytes_per_s
+    latency_s = config.latency_s
+    if len(set(hosts)) > 1 and (rate_bytes_per_s is None or latency_s is None):
         links = measure(rank, hosts, exchange, store)
-        return cluster_of(
-            hosts,
-            rate_bytes_per_s=config.rate_bytes_per_s or links.rate_bytes_per_s,
-            latency_s=links.latency_s if config.latency_s is None else config.latency_s,
-        )
+        rate_bytes_per_s = links.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
+        latency_s = links.latency_s if latency_s is None else latency_s
+    cluster = cluster_of(hosts, rate_bytes_per_s=rate_bytes_per_s, latency_s=latency_s)
 
     def plan(kind: str, root: int, size_bytes: int, exact: bool) -> Program:
         collective = Collective(Kind(kind), size, root)
-        chosen = select(collective, cluster(), size_bytes, exact=exact, wanted=config.algorithms)
+        chosen = select(collective, cluster, size_bytes, exact=exact, wanted=config.algorithms)
         return program(chosen.proof, rank)
 
     return plan
