@@ -413,17 +413,15 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inp
   TORCH_CHECK_VALUE(!inputs.empty(), "all_gather_coalesced takes at least one tensor");
   Tensors all;
   // c10d has two orders for the lists: one list a rank (each with every input), or one list an input.
-  const bool by_rank = outputs.size() == static_cast<size_t>(size_) && outputs.front().size() == inputs.size() &&
-                       outputs.size() != inputs.size();
-  const bool square = outputs.size() == static_cast<size_t>(size_) && outputs.front().size() == inputs.size();
-  TORCH_CHECK_VALUE(by_rank || square || outputs.size() == inputs.size(),
+  const bool by_rank = outputs.size() == static_cast<size_t>(size_) && outputs.front().size() == inputs.size();
+  TORCH_CHECK_VALUE(by_rank || outputs.size() == inputs.size(),
                     "all_gather_coalesced needs an output list for each rank");
   for (const Tensors& list : outputs) all.insert(all.end(), list.begin(), list.end());
   const auto work =
       make_work(c10d::OpType::ALLGATHER_COALESCED, "paceline:all_gather", inputs, std::move(all), inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors list;
-    if (square) {
+    if (by_rank) {
       for (const Tensors& of_rank : outputs) list.push_back(of_rank[i]);
     } else {
       list = outputs[i];

@@ -78,10 +78,10 @@ PYBIND11_MODULE(_c10d, module) {
       .def_property_readonly("name", &Program::name);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init([](const std::string& interface, const std::string& hostname, bool use_shm) {
-             return std::make_shared<Engine>(EngineOptions{interface, hostname, use_shm});
+      .def(py::init([](const std::string& interface, bool use_shm) {
+             return std::make_shared<Engine>(EngineOptions{interface, use_shm});
            }),
-           py::arg("interface"), py::arg("hostname"), py::arg("use_shm"))
+           py::arg("interface"), py::arg("use_shm"))
       .def_property_readonly("tcp_address", [](const Engine& engine) { return engine.address().tcp; });
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")

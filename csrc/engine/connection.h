@@ -25,7 +25,7 @@ struct OutFrame {
   FrameHeader header;
   const uint8_t* payload = nullptr;
   std::vector<uint8_t> owned;
-  void* owner = nullptr;  // the handler's: whom to tell when it is sent
+  void* owner = nullptr;  // not null: the payload is borrowed, and may go away with its owner
 };
 
 class FrameHandler {
@@ -72,7 +72,6 @@ class Connection final : public Watcher {
   bool paused() const { return paused_; }
   // The peer has closed its side while reading was paused: pausing again would hide why.
   bool hung_up() const { return hung_up_; }
-  uint64_t paused_seq() const { return header_.seq; }
   void resume();
   // No more frames out after those enqueued; then the stream is half closed, and what still arrives is discarded.
   void finish();

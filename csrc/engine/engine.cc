@@ -52,7 +52,7 @@ void Engine::Bell::on_event(uint32_t) {
 }
 
 Engine::Engine(const EngineOptions& options) : options_(options), introductions_(*this) {
-  tcp_ = tcp::create({options.interface, options.hostname});
+  tcp_ = tcp::create({options.interface});
   introductions_.listen(*tcp_);
   if (options.use_shm) {
     shm_ = shm::create();

@@ -32,18 +32,13 @@ namespace paceline {
 
 struct EngineOptions {
   std::string interface;  // to listen on; empty: by the host's name
-  std::string hostname;
-  bool use_shm = true;  // pull payload between ranks of one host
-
-  bool operator==(const EngineOptions&) const = default;
+  bool use_shm = true;    // pull payload between ranks of one host
 };
 
 class Engine {
  public:
   explicit Engine(const EngineOptions& options);
   ~Engine();
-
-  const EngineOptions& options() const { return options_; }
 
   // This process's addresses, to be published.
   PeerAddress address() const;

@@ -64,7 +64,7 @@ class Program {
   const std::vector<Peer>& peers() const { return peers_; }
   const Peer* find_peer(uint32_t rank) const;
 
-  // Whether this rank writes the chunk other than as its result: such a place needs memory of its own.
+  // Whether this rank writes the chunk: where that is not its result, the place needs memory of its own.
   const std::vector<bool>& written() const { return written_; }
 
  private:

@@ -6,7 +6,7 @@
 //   pulled    receiver -> sender            none          transfer `id` was pulled up to `offset`
 //   posted    any -> any                    none          the sender has called collectives up to `seq`
 //   message   sender -> receiver            the bytes     point-to-point: `id` is the tag, `seq` the message's number
-//   offer     sender -> receiver            none          a point-to-point message of `length`... waits to be accepted
+//   offer     sender -> receiver            none          a message of `length` bytes waits to be accepted
 //   accept    receiver -> sender            none          send (tcp) message `seq`
 //   probe     any -> any                    none          are you alive, and have you called `seq`?
 //   status    answer to probe               none          `seq` = highest collective called; `call` = that call

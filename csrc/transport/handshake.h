@@ -1,5 +1,6 @@
 // How two ranks of a group come to trust a connection. Both prove that they know the group's secret, which only
-// members can read from the rendezvous store; nothing said on the wire lets a listener do the same later.
+// members are meant to read from the rendezvous store; nothing said on these connections lets a listener do the same
+// later. The store itself (torch's TCPStore) asks nobody who he is: who can reach it can read the secret.
 //
 //   step      initiator                                 acceptor
 //   hello     version, group, epoch, ranks, lane,   ->  unknown group, wrong version, not for me: drop, log

@@ -60,7 +60,7 @@ def _engine(config: Config) -> Engine:
     key = (config.interface, config.use_shm, os.getpid())
     with _lock:
         if key not in _engines:
-            _engines[key] = Engine(interface=config.interface, hostname="", use_shm=config.use_shm)
+            _engines[key] = Engine(interface=config.interface, use_shm=config.use_shm)
         return _engines[key]
 
 

@@ -12,7 +12,7 @@
 namespace paceline::testing {
 
 Impostor::Impostor(const Engine& engine, bool shm) {
-  transport_ = shm ? shm::create() : tcp::create({"lo", ""});
+  transport_ = shm ? shm::create() : tcp::create({"lo"});
   fd_ = transport_->connect(shm ? engine.address().shm : engine.address().tcp);
   pollfd waiting{fd_.get(), POLLOUT, 0};
   ::poll(&waiting, 1, 5000);

@@ -58,25 +58,26 @@ test)
     ;;
 fuzz)
     compiler=${CXX:-$(command -v clang++ || command -v c++)}
-    build build/fuzz -DPACELINE_FUZZERS=ON -DPACELINE_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_DEBUG=-O1 \
+    folder=build/fuzz-${compiler##*/}  # another compiler needs another cache
+    build "$folder" -DPACELINE_FUZZERS=ON -DPACELINE_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_DEBUG=-O1 \
         "-DCMAKE_CXX_COMPILER=$compiler"
     for target in frame handshake port stream; do
         corpus=tests/cpp/corpus/$target
-        if grep -q '^CMAKE_CXX_COMPILER:.*clang' build/fuzz/CMakeCache.txt; then
-            found=build/fuzz/found/$target
+        if grep -q '^CMAKE_CXX_COMPILER:.*clang' "$folder/CMakeCache.txt"; then
+            found=$folder/found/$target
             mkdir -p "$found"
             echo "fuzz $target, $seconds s"
-            build/fuzz/fuzz/fuzz_$target -max_total_time="$seconds" -max_len=128 -timeout=30 \
-                -artifact_prefix=build/fuzz/found/ "$found" "$corpus" >"build/fuzz/$target.log" 2>&1 || {
-                cat "build/fuzz/$target.log" >&2
+            "$folder/fuzz/fuzz_$target" -max_total_time="$seconds" -max_len=128 -timeout=30 \
+                -artifact_prefix="$folder/found/" "$found" "$corpus" >"$folder/$target.log" 2>&1 || {
+                cat "$folder/$target.log" >&2
                 exit 1
             }
-            grep DONE "build/fuzz/$target.log"
+            grep DONE "$folder/$target.log"
             if [ "${FUZZ_KEEP:-}" ]; then
-                build/fuzz/fuzz/fuzz_$target -merge=1 -use_counters=0 -max_len=128 "$corpus" "$found" >"build/fuzz/$target.log" 2>&1
+                "$folder/fuzz/fuzz_$target" -merge=1 -use_counters=0 -max_len=128 "$corpus" "$found" >"$folder/$target.log" 2>&1
             fi
         else
-            FUZZ_SECONDS=$seconds build/fuzz/fuzz/fuzz_$target "$corpus"
+            FUZZ_SECONDS=$seconds "$folder/fuzz/fuzz_$target" "$corpus"
         fi
     done
     ;;

@@ -199,7 +199,7 @@ TEST_P(Transports, OpenedFromBothSidesAtOnce) {
 
 TEST(Engines, ComeAndGoWithoutEverJoining) {
   for (int i = 0; i < 20; ++i) {
-    const Engine engine({"lo", "", i % 2 == 0});
+    const Engine engine({"lo", i % 2 == 0});
     EXPECT_FALSE(engine.address().tcp.empty());
     EXPECT_EQ(engine.address().shm.empty(), i % 2 != 0);
   }

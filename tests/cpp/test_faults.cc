@@ -148,11 +148,11 @@ TEST_P(Faults, GroupsFailAlone) {
 
 // Nobody listens at a rank's address any more.
 TEST_P(Faults, AProcessThatDiedBeforeItWasNeeded) {
-  Engine alive({"lo", "", GetParam()});
+  Engine alive({"lo", GetParam()});
   Membership member = membership(0, 2);
   PeerAddress dead;
   {
-    const Engine engine({"lo", "", GetParam()});
+    const Engine engine({"lo", GetParam()});
     dead = engine.address();
   }
   dead.host = "ghost";

@@ -18,7 +18,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 // Rank 0 is an engine; rank 1 is played by the test.
 class Victim {
  public:
-  explicit Victim(bool shm = false) : engine_({"lo", "", shm}), shm_(shm), member_(membership(0, 2)) {
+  explicit Victim(bool shm = false) : engine_({"lo", shm}), shm_(shm), member_(membership(0, 2)) {
     group_ = engine_.join(member_);
     engine_.introduce(group_, {engine_.address(), {"impostor", "127.0.0.1:1", ""}});
   }

@@ -57,16 +57,13 @@ bool can_bind(const Endpoint& endpoint) {
 }
 
 // What the host's name resolves to, if it is an address of this host; loopback otherwise, as Gloo does.
-Endpoint of_hostname(std::string hostname) {
-  if (hostname.empty()) {
-    std::array<char, 256> name{};
-    if (::gethostname(name.data(), name.size() - 1) != 0) fail("gethostname");
-    hostname = name.data();
-  }
+Endpoint of_hostname() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) fail("gethostname");
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
-  if (::getaddrinfo(hostname.c_str(), nullptr, &hints, &list) == 0) {
+  if (::getaddrinfo(name.data(), nullptr, &hints, &list) == 0) {
     const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(list, &::freeaddrinfo);
     for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
       if (entry->ai_family != AF_INET && entry->ai_family != AF_INET6) continue;
@@ -116,7 +113,7 @@ void prepare(int fd) {
 class Tcp final : public Transport {
  public:
   explicit Tcp(const Options& options) {
-    Endpoint endpoint = options.interface.empty() ? of_hostname(options.hostname) : of_interface(options.interface);
+    Endpoint endpoint = options.interface.empty() ? of_hostname() : of_interface(options.interface);
     listener_ = Fd(::socket(endpoint.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!listener_) fail("socket");
     if (::bind(listener_.get(), endpoint.get(), endpoint.length) != 0) fail("bind");

@@ -8,8 +8,7 @@
 namespace paceline::tcp {
 
 struct Options {
-  std::string interface;  // name of the interface to listen on; empty: see hostname
-  std::string hostname;   // address to listen on where no interface is named; empty: what the host's name resolves to
+  std::string interface;  // to listen on; empty: the address that the host's name resolves to
 };
 
 std::unique_ptr<Transport> create(const Options& options);

@@ -10,7 +10,7 @@
 using namespace paceline;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static Engine engine({"lo", "", true});
+  static Engine engine({"lo", true});
   testing::Input input(data, size);
   const uint8_t choices = input.byte();
   const Membership member = testing::membership(0, 3);

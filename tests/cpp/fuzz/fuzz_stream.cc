@@ -51,7 +51,7 @@ struct Buffers {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static Engine engine({"lo", "", true});
+  static Engine engine({"lo", true});
   testing::Input input(data, size);
   const uint8_t choices = input.byte();
   const bool shm = (choices & 1) != 0;
