@@ -56,13 +56,7 @@ void Connection::on_event(uint32_t events) {
     if (finished_ || finishing_) {
       discard();
     } else {
-      if (paused_ && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0) {
-        // What is left of the stream is finite, and its end may say why: the handler takes it from now on.
-        hung_up_ = true;
-        paused_ = false;
-        watch();
-        if (!parse()) return;
-      }
+      if (paused_ && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0) drain();
       size_t turn = 0;
       for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) got = read_some();
     }
@@ -148,6 +142,11 @@ void Connection::resume() {
   paused_ = false;
   watch();
   if (parse()) on_event(EPOLLIN);
+}
+
+void Connection::drain() {
+  hung_up_ = true;
+  resume();
 }
 
 void Connection::flush() {

@@ -70,9 +70,11 @@ class Connection final : public Watcher {
   // Writes what can be written now, asking the handler for more as long as there is room.
   void flush();
   bool paused() const { return paused_; }
-  // The peer has closed its side while reading was paused: pausing again would hide why.
+  // The peer is at its end, and what is left of the stream is finite: pausing again would hide why.
   bool hung_up() const { return hung_up_; }
   void resume();
+  // Reads to the end, whatever comes.
+  void drain();
   // No more frames out after those enqueued; then the stream is half closed, and what still arrives is discarded.
   void finish();
 

@@ -202,7 +202,11 @@ void Group::lose(uint32_t peer, const std::string& reason) {
   if (inquiry_ != nullptr) return;  // conclude() knows more
   const bool needed = (gone(peer, Lane::kCollective) && collectives_.needs(peer)) ||
                       (gone(peer, Lane::kMessages) && mailbox_.needs(peer));
-  if (needed) fail(peer, who(peer) + " " + peers_[peer].ending);
+  if (needed) return fail(peer, who(peer) + " " + peers_[peer].ending);
+  // The end of a connection that is not read is not seen: it may lie behind more than the kernel holds.
+  for (LaneState& lane : peers_[peer].lanes) {
+    if (lane.connection != nullptr && failure_.empty()) lane.connection->drain();
+  }
 }
 
 void Group::fail(int64_t culprit, const std::string& reason) {

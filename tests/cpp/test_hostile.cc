@@ -297,6 +297,17 @@ TEST(Collectives, AHugeEarlyFrameOfAPeerThatHangsUp) {
   EXPECT_TRUE(has(victim.fails(), "rank 1 (impostor)")) << victim.failure();
 }
 
+// The same, where the end of the stream lies behind more than the kernel takes: nobody sees it who does not read.
+TEST(Collectives, AnEndBehindAFullWindow) {
+  Victim victim;
+  Impostor impostor = victim.impostor(Lane::kCollective);
+  const Pending pending = victim.post(to_zero(1000));
+  FrameHeader header = data_frame(victim.call(), 100000, 0, 100000);
+  for (header.seq = 5; header.seq < 9; ++header.seq) impostor.send(header, random_bytes(100000, 1));
+  impostor.shut();
+  EXPECT_TRUE(has(pending.wait(5s), "rank 1 (impostor)"));
+}
+
 // Rank 0 sends 40 KB by being pulled from; rank 1 acknowledges it twice, which must not count twice.
 TEST(Collectives, TheSameAcknowledgementTwice) {
   Victim victim(true);
