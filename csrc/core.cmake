@@ -20,6 +20,7 @@ add_library(paceline_core STATIC
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_portable.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/frame.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/handshake.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/rings.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/shm/shm.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/tcp/tcp.cc
 )

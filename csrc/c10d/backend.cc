@@ -98,7 +98,7 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
   group_ = meet(engine_, *store, static_cast<uint32_t>(rank), static_cast<uint32_t>(size), settings_.host);
   std::vector<std::string> hosts;
   for (const PeerAddress& address : group_->membership().addresses) {
-    // Ranks whose memory can be pulled from are on one host, whatever it is called.
+    // Ranks that can share memory are on one host, whatever it is called.
     hosts.push_back(address.shm.empty() ? address.host : address.shm.substr(0, address.shm.find(' ')));
   }
   // Polling a moment before sleeping is polite only when no other rank wants the core.

@@ -10,21 +10,9 @@
 namespace paceline {
 namespace {
 
-// What is sent, received or pulled in one piece: large enough to make calls cheap, small enough to stay in cache
-// between receiving, reducing and sending on.
-constexpr uint64_t kSliceBytes = 128 << 10;
-
-// What is pulled in one piece: the kernel's work for a call is worth more bytes, and a core's second-level cache holds
-// them and what they are added to. Short transfers are cut all the same, so that the next rank can begin.
-constexpr uint64_t kMostPulledBytes = 1 << 20;
-constexpr uint64_t kLeastPulledBytes = 64 << 10;
-constexpr uint64_t kPulls = 4;
-
-// On one host, payload up to this size travels in the frame itself: cheaper than being pulled and acknowledged.
-constexpr uint64_t kInlineBytes = 8 << 10;
-
-// A puller tells the owner after so many bytes that it may overwrite them.
-constexpr uint64_t kAcknowledgeBytes = 512 << 10;
+// What is sent and received in one frame: large enough to make calls cheap, small enough to stay in cache between
+// receiving, reducing and sending on.
+constexpr uint64_t kSliceBytes = Rings::kPieceBytes;
 
 // Frames of collectives that are not called yet are kept up to this much; beyond, the stream waits.
 constexpr uint64_t kMostEarlyBytes = 64 << 20;
@@ -162,18 +150,15 @@ void Collectives::hand_over(Connection& connection, const std::shared_ptr<Operat
   const uint64_t ready = limit(*operation, index);
   OutFrame frame;
   FrameHeader& header = frame.header;
-  const uint8_t* from = (access.from_input ? place.input : place.work) + progress.moved;
-  const bool pulled = connection.pullable_process() != 0 && place.bytes > kInlineBytes;  // one way for all its bytes
-  header.type = pulled ? FrameType::kAt : FrameType::kData;
+  header.type = FrameType::kData;
   header.id = access.wire;
   header.seq = operation->seq;
   header.offset = progress.moved;
-  header.length = pulled ? ready - progress.moved : std::min(ready - progress.moved, kSliceBytes);
+  header.length = std::min(ready - progress.moved, kSliceBytes);
   header.total = place.bytes;
-  header.address = pulled ? reinterpret_cast<uint64_t>(from) : 0;
   header.call = operation->call;
-  frame.payload = from;
-  if (!pulled) frame.owner = operation.get();
+  frame.payload = (access.from_input ? place.input : place.work) + progress.moved;
+  frame.owner = operation.get();
   progress.moved += header.length;
   progress.queued = progress.moved < ready;
   connection.enqueue(std::move(frame));
@@ -212,47 +197,44 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
   }
   const auto found = operations_.find(header.seq);
   if (found == operations_.end()) {
-    if (header.type == FrameType::kPulled) return FrameHandler::Verdict::kTake;  // of a collective that has failed
     if (header.seq < next_seq_) {
       group_.fail(connection.peer(), mismatch(connection.peer(), header.call, header.seq));
       return FrameHandler::Verdict::kTake;
     }
-    if (header.type == FrameType::kData && header.length > kSliceBytes) {
+    if (header.length > kSliceBytes) {
       group_.fail(connection.peer(), group_.who(connection.peer()) + " sent a frame that is too long");
       return FrameHandler::Verdict::kTake;
     }
-    const bool keep = header.type == FrameType::kAt || connection.hung_up() ||
-                      (header.length <= kMostEarlyFrameBytes && early_bytes_ < kMostEarlyBytes);
+    const bool keep = connection.hung_up() || (header.length <= kMostEarlyFrameBytes && early_bytes_ < kMostEarlyBytes);
     if (!keep) return FrameHandler::Verdict::kPause;
     Receiving& receiving = receiving_[&connection];
     receiving.early = true;
     receiving.operation.reset();
-    receiving.payload.assign(header.type == FrameType::kData ? header.length : 0, 0);
+    receiving.payload.assign(header.length, 0);
     *to = receiving.payload.data();
     return FrameHandler::Verdict::kTake;
   }
   const std::shared_ptr<Operation>& operation = found->second;
   const int64_t access = check(connection.peer(), *operation, header);
   if (access < 0) return FrameHandler::Verdict::kTake;
-  if (header.type != FrameType::kData) return FrameHandler::Verdict::kTake;
   Receiving& receiving = receiving_[&connection];
   receiving.early = false;
   receiving.operation = operation;
   receiving.access = static_cast<uint32_t>(access);
   const Access& write = operation->program->accesses()[receiving.access];
-  const uint64_t end = header.offset + header.length;
-  if (!write.reduce && limit(*operation, receiving.access) >= end &&
-      operation->progress[receiving.access].done == header.offset) {
-    receiving.buffer = {};
+  const bool now = limit(*operation, receiving.access) >= header.offset + header.length &&
+                   operation->progress[receiving.access].done == header.offset;
+  receiving.buffer = {};
+  if (now && !write.reduce) {
     *to = operation->places[write.chunk].work + header.offset;  // straight to where it belongs
-  } else {
+  } else if (!now || !Connection::in_place(header)) {
     receiving.buffer = group_.engine().scratch().take(header.length);
     *to = receiving.buffer.data();
   }
   return FrameHandler::Verdict::kTake;
 }
 
-void Collectives::on_frame(Connection& connection, const FrameHeader& header) {
+void Collectives::on_frame(Connection& connection, const FrameHeader& header, const uint8_t* bytes) {
   if (header.type == FrameType::kPosted) return;
   const auto entry = receiving_.find(&connection);
   if (entry != receiving_.end() && entry->second.early) {
@@ -263,32 +245,17 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header) {
     if (called != nullptr) replay(called);
     return;
   }
-  const auto found = operations_.find(header.seq);
-  if (found == operations_.end()) return;
-  const std::shared_ptr<Operation> operation = found->second;
-  const Program::Peer* peer = operation->program->find_peer(connection.peer());
-  if (header.type == FrameType::kPulled) {
-    const uint32_t access = peer->sends[header.id];
-    advance(operation, access, header.offset - operation->progress[access].done);
-  } else if (header.type == FrameType::kAt) {
-    const uint32_t access = peer->receives[header.id];
-    Operation::Block block;
-    block.offset = header.offset;
-    block.length = header.length;
-    block.address = header.address;
-    operation->progress[access].moved += header.length;
-    operation->pullable[access].push_back(std::move(block));
-    schedule_pull(operation, access);
-  } else if (entry != receiving_.end()) {
-    Receiving receiving = std::move(entry->second);
-    receiving_.erase(entry);
-    operation->progress[receiving.access].moved += header.length;
-    if (receiving.buffer.data() == nullptr) {
-      advance(operation, receiving.access, header.length);
-    } else {
-      take(operation, receiving.access, header.offset, header.length, std::move(receiving.buffer));
-    }
+  const std::shared_ptr<Operation> operation = find(header.seq);
+  if (operation == nullptr || entry == receiving_.end()) return;
+  Receiving receiving = std::move(entry->second);
+  receiving_.erase(entry);
+  operation->progress[receiving.access].moved += header.length;
+  if (receiving.buffer.data() != nullptr) {
+    take(operation, receiving.access, header.offset, header.length, std::move(receiving.buffer));
+    return;
   }
+  if (bytes != nullptr) write(*operation, receiving.access, header.offset, bytes, header.length);
+  advance(operation, receiving.access, header.length);
 }
 
 // Frames that came before the call.
@@ -303,18 +270,9 @@ void Collectives::replay(const std::shared_ptr<Operation>& operation) {
     if (access < 0) return;
     const auto index = static_cast<uint32_t>(access);
     operation->progress[index].moved += frame.header.length;
-    if (frame.header.type == FrameType::kAt) {
-      Operation::Block block;
-      block.offset = frame.header.offset;
-      block.length = frame.header.length;
-      block.address = frame.header.address;
-      operation->pullable[index].push_back(std::move(block));
-      schedule_pull(operation, index);
-    } else {
-      ScratchPool::Buffer buffer = group_.engine().scratch().take(frame.payload.size());
-      std::memcpy(buffer.data(), frame.payload.data(), frame.payload.size());
-      take(operation, index, frame.header.offset, frame.header.length, std::move(buffer));
-    }
+    ScratchPool::Buffer buffer = group_.engine().scratch().take(frame.payload.size());
+    std::memcpy(buffer.data(), frame.payload.data(), frame.payload.size());
+    take(operation, index, frame.header.offset, frame.header.length, std::move(buffer));
     if (!group_.failure().empty()) return;
   }
 }
@@ -322,29 +280,21 @@ void Collectives::replay(const std::shared_ptr<Operation>& operation) {
 // Bytes have arrived: write them as soon as they may be written.
 void Collectives::take(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t offset, uint64_t length,
                        ScratchPool::Buffer buffer) {
-  Operation::Block block;
-  block.offset = offset;
-  block.length = length;
-  block.buffer = std::move(buffer);
-  operation->arrived[access].push_back(std::move(block));
+  operation->arrived[access].push_back({offset, length, std::move(buffer)});
   apply(operation, access);
 }
 
 void Collectives::apply(const std::shared_ptr<Operation>& operation, uint32_t access) {
   const auto found = operation->arrived.find(access);
-  if (found != operation->arrived.end()) {
-    std::deque<Operation::Block>& blocks = found->second;
-    // In order: bytes before these may still have to be pulled.
-    while (!blocks.empty() && blocks.front().offset == operation->progress[access].done &&
-           blocks.front().offset + blocks.front().length <= limit(*operation, access)) {
-      const Operation::Block block = std::move(blocks.front());
-      blocks.pop_front();
-      write(*operation, access, block.offset, block.buffer.data(), block.length);
-      advance(operation, access, block.length);
-      if (!group_.failure().empty()) return;
-    }
+  if (found == operation->arrived.end()) return;
+  std::deque<Operation::Block>& blocks = found->second;
+  while (!blocks.empty() && blocks.front().offset + blocks.front().length <= limit(*operation, access)) {
+    const Operation::Block block = std::move(blocks.front());
+    blocks.pop_front();
+    write(*operation, access, block.offset, block.buffer.data(), block.length);
+    advance(operation, access, block.length);
+    if (!group_.failure().empty()) return;
   }
-  if (!operation->pullable.empty()) schedule_pull(operation, access);
 }
 
 void Collectives::write(Operation& operation, uint32_t index, uint64_t offset, const uint8_t* bytes, uint64_t length) {
@@ -359,112 +309,19 @@ void Collectives::write(Operation& operation, uint32_t index, uint64_t offset, c
   }
 }
 
-// Pulling ahead of what may be written is needed only where two ranks swap in one step, and each waits for the other
-// to have read; anywhere else it would cost a copy.
-bool Collectives::may_pull(const Operation& operation, uint32_t index) const {
-  const auto found = operation.pullable.find(index);
-  if (found == operation.pullable.end() || found->second.empty()) return false;
-  return operation.program->accesses()[index].swaps || limit(operation, index) > found->second.front().offset;
-}
-
-void Collectives::schedule_pull(const std::shared_ptr<Operation>& operation, uint32_t access) {
-  if (operation->progress[access].queued || !may_pull(*operation, access)) return;
-  operation->progress[access].queued = true;
-  pulls_.emplace_back(operation, access);
-  group_.engine().wake();
-}
-
-bool Collectives::work() {
-  std::shared_ptr<Operation> operation;
-  uint32_t index = 0;
-  while (!pulls_.empty() && operation == nullptr) {
-    operation = pulls_.back().first.lock();
-    index = pulls_.back().second;
-    pulls_.pop_back();
-    if (operation != nullptr && operation->left == 0) operation = nullptr;
-  }
-  if (operation == nullptr) return false;
-  operation->progress[index].queued = false;
-  if (!may_pull(*operation, index)) return true;
-  const Access& access = operation->program->accesses()[index];
-  const uint32_t peer = access.peer;
-  Connection* connection = group_.connection(peer, Lane::kCollective);
-  if (connection == nullptr) return true;
-
-  std::deque<Operation::Block>& blocks = operation->pullable[index];
-  Operation::Block& block = blocks.front();
-  const uint64_t allowed = limit(*operation, index);
-  const uint64_t offset = block.offset;
-  const bool now = allowed > offset && operation->progress[index].done == offset;
-  const uint64_t slice =
-      std::clamp(operation->places[access.chunk].bytes / kPulls / 64 * 64, kLeastPulledBytes, kMostPulledBytes);
-  const uint64_t length = std::min({slice, block.length, now ? allowed - offset : block.length});
-  const bool direct = now && !access.reduce;
-  ScratchPool::Buffer buffer;
-  uint8_t* to = operation->places[access.chunk].work + offset;
-  if (!direct) {
-    buffer = group_.engine().scratch().take(length);
-    to = buffer.data();
-  }
-  try {
-    connection->transport().pull(connection->pullable_process(), block.address, to, length);
-  } catch (const std::system_error& error) {
-    const bool died = error.code().value() == ESRCH;
-    group_.fail(peer, group_.who(peer) + (died ? " closed its connection: its process died"
-                                               : std::string(" cannot be read from: ") + error.what()));
-    return true;
-  }
-  block.offset += length;
-  block.address += length;
-  block.length -= length;
-  const uint64_t pulled = block.offset;
-  const bool finished = block.length == 0;
-  if (finished) blocks.pop_front();
-  if (finished || pulled % kAcknowledgeBytes < length) {
-    FrameHeader header;
-    header.type = FrameType::kPulled;
-    header.id = access.wire;
-    header.seq = operation->seq;
-    header.offset = pulled;
-    header.call = operation->call;
-    connection->enqueue_control(header);
-    group_.mark(*connection);
-  }
-  schedule_pull(operation, index);  // below whatever this slice lets go on
-  if (now) {
-    if (!direct) write(*operation, index, offset, buffer.data(), length);
-    advance(operation, index, length);
-    if (group_.failure().empty()) apply(operation, index);
-  } else {
-    take(operation, index, offset, length, std::move(buffer));
-  }
-  group_.flush_marked();
-  return true;
-}
-
 int64_t Collectives::check(uint32_t from, const Operation& operation, const FrameHeader& header) {
   if (header.call != operation.call) {
     group_.fail(from, mismatch(from, header.call, operation.seq));
     return -1;
   }
   const Program::Peer* peer = operation.program->find_peer(from);
-  const bool acknowledges = header.type == FrameType::kPulled;
-  const std::vector<uint32_t> none;
-  const std::vector<uint32_t>& list = peer == nullptr ? none : acknowledges ? peer->sends : peer->receives;
-  if (header.id >= list.size()) {
+  if (peer == nullptr || header.id >= peer->receives.size()) {
     group_.fail(from, group_.who(from) + " sent a frame that is not part of the schedule");
     return -1;
   }
-  const uint32_t access = list[header.id];
+  const uint32_t access = peer->receives[header.id];
   const Operation::Progress& progress = operation.progress[access];
   const uint64_t bytes = operation.places[operation.program->accesses()[access].chunk].bytes;
-  if (acknowledges) {
-    if (bytes <= kInlineBytes || header.offset <= progress.done || header.offset > progress.moved) {
-      group_.fail(from, group_.who(from) + " acknowledged bytes it was not offered");
-      return -1;
-    }
-    return access;
-  }
   if (header.total != bytes) {
     group_.fail(from, group_.who(from) + " sends " + std::to_string(header.total) + " bytes where rank " +
                           std::to_string(group_.rank()) + " expects " + std::to_string(bytes) +
@@ -506,7 +363,6 @@ void Collectives::fail(const std::string& reason) {
   operations_.clear();
   outgoing_.clear();
   early_.clear();
-  pulls_.clear();
   receiving_.clear();
   for (const auto& [seq, operation] : operations) {
     operation->left = 0;
@@ -525,12 +381,9 @@ bool Collectives::needs(uint32_t peer) const {
     for (const auto* list : {&entry->sends, &entry->receives}) {
       for (const uint32_t access : *list) {
         const uint64_t bytes = operation->places[operation->program->accesses()[access].chunk].bytes;
-        // What has arrived is only waiting for its turn.
         const Operation::Progress& progress = operation->progress[access];
-        const auto pullable = operation->pullable.find(access);
-        const bool here = operation->program->accesses()[access].write && progress.moved == bytes &&
-                          (pullable == operation->pullable.end() || pullable->second.empty());
-        if (progress.done < bytes && !here) return true;
+        const bool write = operation->program->accesses()[access].write;
+        if ((write ? progress.moved : progress.done) < bytes) return true;  // what has arrived only awaits its turn
       }
     }
   }

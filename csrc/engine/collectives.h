@@ -23,12 +23,10 @@ class Collectives {
   void post(const std::shared_ptr<Operation>& operation);
 
   FrameHandler::Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to);
-  void on_frame(Connection& connection, const FrameHeader& header);
+  void on_frame(Connection& connection, const FrameHeader& header, const uint8_t* bytes);
   void on_sent(Connection& connection, const OutFrame& frame);
   void on_room(Connection& connection);
 
-  // One slice of pulling; false when there is nothing to pull.
-  bool work();
   bool idle() const { return operations_.empty(); }
 
   // Ends everything in flight.
@@ -40,7 +38,7 @@ class Collectives {
   // Another rank says what it has called: fails the group if this rank has called something else.
   void compare(uint32_t peer, uint64_t seq, const Call& theirs);
   std::shared_ptr<Operation> find(uint64_t seq) const;
-  // The ranks it still expects bytes from, or whose pull it awaits.
+  // The ranks it still expects bytes from.
   std::vector<uint32_t> waits_for(const Operation& operation) const;
 
   uint64_t last_posted() const { return next_seq_ - 1; }
@@ -69,8 +67,6 @@ class Collectives {
   void advance(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t bytes);
   void apply(const std::shared_ptr<Operation>& operation, uint32_t access);
   void write(Operation& operation, uint32_t access, uint64_t offset, const uint8_t* bytes, uint64_t length);
-  void schedule_pull(const std::shared_ptr<Operation>& operation, uint32_t access);
-  bool may_pull(const Operation& operation, uint32_t access) const;
   void replay(const std::shared_ptr<Operation>& operation);
   void take(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t offset, uint64_t length,
             ScratchPool::Buffer buffer);
@@ -86,7 +82,6 @@ class Collectives {
   std::map<uint32_t, Outgoing> outgoing_;
   std::map<uint64_t, std::vector<Early>> early_;  // frames of collectives this rank has not called yet
   uint64_t early_bytes_ = 0;
-  std::vector<std::pair<std::weak_ptr<Operation>, uint32_t>> pulls_;  // a stack: what was let go on last is in cache
 
   // The frame being received on a connection, where its payload goes to scratch first.
   struct Receiving {

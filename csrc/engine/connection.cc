@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace paceline {
 namespace {
@@ -13,19 +14,33 @@ namespace {
 // Fairness between connections: after so many bytes the others get a turn.
 constexpr size_t kMostBytesATurn = 4 << 20;
 
+// Payload up to this size travels in the frame itself, also where memory is shared.
+constexpr uint64_t kInlineBytes = 8 << 10;
+
+constexpr const char* kClosed = "closed its connection: its process died";
+
+std::string broke(int error) {
+  return std::string("broke its connection: ") + std::strerror(error) + ": its process died";
+}
+
+size_t wire_bytes(const OutFrame& frame) { return kFrameHeaderBytes + frame.header.streamed_bytes(); }
+
 }  // namespace
 
 Connection::Connection(Poller& poller, FrameHandler& handler, const Transport& transport, Fd fd, uint32_t peer,
                        Lane lane)
     : poller_(poller),
       handler_(handler),
-      transport_(transport),
       fd_(std::move(fd)),
       peer_(peer),
       lane_(lane),
-      process_(transport.pullable_process(fd_.get())) {
+      rings_(transport.create_rings()) {
   watched_ = EPOLLIN | EPOLLRDHUP;
   poller_.add(fd_.get(), watched_, this);
+  if (rings_ == nullptr) return;
+  FrameHeader header;
+  header.type = FrameType::kRings;
+  enqueue_control(header);
 }
 
 Connection::~Connection() {
@@ -36,12 +51,30 @@ void Connection::enqueue_raw(std::vector<uint8_t> bytes) { raw_ = std::move(byte
 
 void Connection::enqueue(OutFrame frame) {
   if (finishing_ || broken_) return;
-  headers_.emplace_back();
-  encode(frame.header, headers_.back());
-  if (frame.payload == nullptr) frame.payload = frame.owned.data();
-  out_bytes_ += frame.header.has_payload() ? frame.header.length : 0;
-  out_.push_back(std::move(frame));
-  if (out_.back().owned.data() != nullptr) out_.back().payload = out_.back().owned.data();
+  const uint64_t length = frame.header.length;
+  if (rings_ == nullptr || frame.owner == nullptr || length <= kInlineBytes) {
+    headers_.emplace_back();
+    encode(frame.header, headers_.back());
+    out_bytes_ += frame.header.streamed_bytes();
+    out_.push_back(std::move(frame));
+    if (out_.back().payload == nullptr) out_.back().payload = out_.back().owned.data();
+    return;
+  }
+  frame.header.shared = true;
+  FrameHeader more;
+  more.type = FrameType::kMore;
+  for (uint64_t at = 0; at < length; at += Rings::kPieceBytes) {
+    headers_.emplace_back();
+    encode(at == 0 ? frame.header : more, headers_.back());
+    OutFrame piece;
+    piece.header = frame.header;
+    piece.payload = frame.payload + at;
+    piece.owner = frame.owner;
+    piece.piece_bytes = std::min<uint64_t>(Rings::kPieceBytes, length - at);
+    piece.last_piece = at + piece.piece_bytes == length;
+    out_bytes_ += piece.piece_bytes;
+    out_.push_back(std::move(piece));
+  }
 }
 
 void Connection::enqueue_control(const FrameHeader& header) {
@@ -62,6 +95,24 @@ void Connection::on_event(uint32_t events) {
     }
   }
   if (!broken_ && (events & EPOLLOUT) != 0) flush();
+  settle();
+}
+
+// Both sides go on where one of them had waited for room in a ring.
+void Connection::settle() {
+  if (broken_ || finishing_) return;
+  if (rings_ != nullptr && rings_->is_open() && rings_->peer_waits()) {
+    // Before what waits for room itself, but not in the middle of a frame.
+    size_t begun = 0;
+    for (size_t written = front_written_; written > 0; ++begun) written -= std::min(written, wire_bytes(out_[begun]));
+    OutFrame frame;
+    frame.header.type = FrameType::kRoom;
+    const auto at = static_cast<std::ptrdiff_t>(begun);
+    encode(frame.header, *headers_.emplace(headers_.begin() + at));
+    out_.insert(out_.begin() + at, std::move(frame));
+    room_again_ = true;
+  }
+  if (std::exchange(room_again_, false)) flush();
 }
 
 // Reads the rest of the payload to where it belongs and, behind it, the next headers. Returns how many bytes there
@@ -72,10 +123,10 @@ size_t Connection::read_some() {
   if (in_frame_ && to_go_ > 0) parts[count++] = {to_, to_go_};
   if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
   parts[count++] = {ahead_.data() + ahead_end_, ahead_.size() - ahead_end_};
-  const ssize_t got = ::readv(fd_.get(), parts.data(), static_cast<int>(count));
+  const ssize_t got = receive(std::span(parts).first(count));
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (got <= 0) {
-    broken(got == 0 ? "closed its connection" : std::string("broke its connection: ") + std::strerror(errno));
+    broken(got == 0 ? kClosed : broke(errno));
     return 0;
   }
   size_t left = static_cast<size_t>(got);
@@ -86,26 +137,88 @@ size_t Connection::read_some() {
     left -= placed;
   }
   ahead_end_ += left;  // first: what the frame leads to may read on
-  if (count == 2 && to_go_ == 0) complete_payload();
+  if (count == 2 && to_go_ == 0) take_bytes();
   return parse() ? static_cast<size_t>(got) : 0;
 }
 
-void Connection::complete_payload() {
+// Bytes, and the file that a peer of the same host passes with them.
+ssize_t Connection::receive(std::span<iovec> parts) {
+  if (rings_ == nullptr || rings_->is_open()) return ::readv(fd_.get(), parts.data(), static_cast<int>(parts.size()));
+  alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(int))> space{};
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  message.msg_control = space.data();
+  message.msg_controllen = space.size();
+  const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
+  const cmsghdr* control = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
+  if (control != nullptr && control->cmsg_level == SOL_SOCKET && control->cmsg_type == SCM_RIGHTS) {
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(control), sizeof(fd));
+    passed_ = Fd(fd);
+  }
+  return got;
+}
+
+// The streamed payload is complete.
+void Connection::take_bytes() {
   in_frame_ = false;
-  handler_.on_frame(*this, header_);
+  const FrameHeader header = header_;  // what the frame leads to may read on
+  handler_.on_frame(*this, header, nullptr);
+}
+
+// The next piece of a shared payload.
+void Connection::take_piece() {
+  const uint64_t length = std::min<uint64_t>(to_go_, Rings::kPieceBytes);
+  const uint8_t* bytes = rings_->take(length);
+  const bool copied = to_ != nullptr;
+  if (copied) {
+    std::memcpy(to_, bytes, length);
+    to_ += length;
+  }
+  to_go_ -= length;
+  if (to_go_ == 0) {
+    const FrameHeader header = header_;
+    handler_.on_frame(*this, header, copied ? nullptr : bytes);
+  }
+  rings_->release();
+}
+
+// Frames about the rings themselves. False when they make no sense.
+bool Connection::control_rings(const FrameHeader& header) {
+  if (header.type == FrameType::kRings) {
+    const Fd passed = std::move(passed_);
+    return rings_ != nullptr && passed && rings_->open(passed);
+  }
+  if (header.type == FrameType::kRoom) {
+    room_again_ = true;
+    return rings_ != nullptr;
+  }
+  if (to_go_ == 0) return false;
+  take_piece();
+  return true;
 }
 
 // Takes headers and payload from the bytes read ahead. False when reading must stop.
 bool Connection::parse() {
   while (!broken_ && !finishing_ && !paused_ && !in_frame_ && ahead_end_ - ahead_begin_ >= kFrameHeaderBytes) {
     const std::span<const uint8_t, kFrameHeaderBytes> bytes(ahead_.data() + ahead_begin_, kFrameHeaderBytes);
-    if (!decode(bytes, &header_)) {
+    FrameHeader header;
+    const bool known = decode(bytes, &header);
+    const bool about_rings = header.type >= FrameType::kRings;
+    const bool in_order = about_rings || to_go_ == 0;  // between two pieces nothing else may come
+    const bool can_share = !header.shared || (rings_ != nullptr && rings_->is_open());
+    if (!known || !in_order || !can_share) {
       broken("sent bytes that are no frame");
       return false;
     }
     ahead_begin_ += kFrameHeaderBytes;
+    if (about_rings) {
+      if (!control_rings(header)) broken("shares memory in a way that makes no sense");
+      continue;
+    }
+    header_ = header;
     to_ = nullptr;
-    to_go_ = header_.has_payload() ? header_.length : 0;
     const FrameHandler::Verdict verdict = handler_.on_header(*this, header_, &to_);
     if (broken_ || finishing_) return false;
     if (verdict == FrameHandler::Verdict::kPause) {
@@ -114,19 +227,24 @@ bool Connection::parse() {
       watch();
       return false;
     }
-    if (to_go_ > 0 && to_ == nullptr) {
+    to_go_ = header_.shared ? header_.length : header_.streamed_bytes();
+    if (to_go_ > 0 && to_ == nullptr && !in_place(header_)) {
       broken("sent bytes that nobody asked for");
       return false;
     }
+    if (header_.shared) {
+      take_piece();
+      continue;
+    }
     in_frame_ = true;
     const size_t here = std::min<size_t>(to_go_, ahead_end_ - ahead_begin_);
-    if (here > 0 && to_ != nullptr) {
+    if (here > 0) {
       std::memcpy(to_, ahead_.data() + ahead_begin_, here);
       ahead_begin_ += here;
       to_ += here;
       to_go_ -= here;
     }
-    if (to_go_ == 0) complete_payload();
+    if (to_go_ == 0) take_bytes();
   }
   if (broken_ || finishing_) return false;
   if (ahead_begin_ > 0 && ahead_begin_ < ahead_end_) {
@@ -141,7 +259,11 @@ void Connection::resume() {
   if (!paused_ || broken_) return;
   paused_ = false;
   watch();
-  if (parse()) on_event(EPOLLIN);
+  if (parse()) {
+    on_event(EPOLLIN);
+  } else {
+    settle();
+  }
 }
 
 void Connection::drain() {
@@ -151,46 +273,77 @@ void Connection::drain() {
 
 void Connection::flush() {
   if (broken_) return;
+  socket_full_ = false;
   for (;;) {
     if (!finishing_ && has_room()) handler_.on_room(*this);
     if (broken_ || (out_.empty() && raw_.empty())) break;
     if (!write_some()) break;
   }
   if (broken_) return;
-  const bool wants = !out_.empty() || !raw_.empty();
-  if (wants != wants_write_) {
-    wants_write_ = wants;
-    watch();
-  }
-  if (finishing_ && !wants && !finished_) {
+  watch();
+  if (finishing_ && out_.empty() && raw_.empty() && !finished_) {
     finished_ = true;
     ::shutdown(fd_.get(), SHUT_WR);
   }
 }
 
-// One sendmsg of as many frames as fit. False when the kernel takes no more.
-bool Connection::write_some() {
-  std::array<iovec, 64> parts{};
+// What the next sendmsg carries. Payload goes to the ring just before its header, and the header at once: the peer
+// works on it while the next piece is copied.
+size_t Connection::collect(std::span<iovec> parts) {
   size_t count = 0;
-  if (!raw_.empty()) parts[count++] = {raw_.data(), raw_.size()};
   size_t skip = front_written_;
   for (size_t i = 0; i < out_.size() && count + 2 <= parts.size(); ++i) {
+    OutFrame& frame = out_[i];
+    const bool copies = frame.piece_bytes > 0 && !frame.in_ring;
+    if (copies && !rings_->put(frame.payload, frame.piece_bytes)) break;
+    frame.in_ring = frame.in_ring || copies;
     if (skip < kFrameHeaderBytes) parts[count++] = {headers_[i].data() + skip, kFrameHeaderBytes - skip};
-    const size_t payload = out_[i].header.has_payload() ? out_[i].header.length : 0;
+    const size_t payload = frame.header.streamed_bytes();
     const size_t in_payload = skip > kFrameHeaderBytes ? skip - kFrameHeaderBytes : 0;
     if (payload > in_payload) {
-      parts[count++] = {const_cast<uint8_t*>(out_[i].payload) + in_payload, payload - in_payload};
+      parts[count++] = {const_cast<uint8_t*>(frame.payload) + in_payload, payload - in_payload};
     }
     skip = 0;
+    if (copies || frame.header.type == FrameType::kRings) break;  // a segment is passed with its own frame alone
   }
+  return count;
+}
+
+// Bytes, and this side's segment with the frame that announces it.
+ssize_t Connection::transmit(std::span<iovec> parts) {
   msghdr message{};
   message.msg_iov = parts.data();
-  message.msg_iovlen = count;
-  const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  message.msg_iovlen = parts.size();
+  alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(int))> space{};
+  if (raw_.empty() && front_written_ == 0 && out_.front().header.type == FrameType::kRings) {
+    message.msg_control = space.data();
+    message.msg_controllen = space.size();
+    cmsghdr* control = CMSG_FIRSTHDR(&message);
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(sizeof(int));
+    const int fd = rings_->fd();
+    std::memcpy(CMSG_DATA(control), &fd, sizeof(fd));
+  }
+  return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// One sendmsg of as many frames as fit. False when no more can go now.
+bool Connection::write_some() {
+  std::array<iovec, 64> parts{};
+  size_t count = 1;
+  parts[0] = {raw_.data(), raw_.size()};
+  if (raw_.empty()) count = collect(parts);
+  if (count == 0) {
+    if (rings_->lied_to()) broken("counts bytes that were never sent");
+    return false;
+  }
+  const ssize_t sent = transmit(std::span(parts).first(count));
   if (sent < 0) {
-    if (errno == EAGAIN || errno == EINTR) return false;
+    socket_full_ = errno == EAGAIN || errno == EINTR;
+    if (socket_full_) return false;
     // The peer may have said why before it closed: read that first, unless nobody listens any more.
-    const std::string reason = std::string("broke its connection: ") + std::strerror(errno);
+    const std::string reason = broke(errno);
     while (!broken_ && !paused_ && !finishing_ && read_some() > 0) {
     }
     if (!broken_) broken(reason);
@@ -201,16 +354,13 @@ bool Connection::write_some() {
   raw_.erase(raw_.begin(), raw_.begin() + static_cast<std::ptrdiff_t>(raw));
   left -= raw;
   front_written_ += left;
-  while (!out_.empty()) {
-    const size_t payload = out_.front().header.has_payload() ? out_.front().header.length : 0;
-    const size_t whole = kFrameHeaderBytes + payload;
-    if (front_written_ < whole) break;
-    front_written_ -= whole;
-    out_bytes_ -= payload;
+  while (!out_.empty() && front_written_ >= wire_bytes(out_.front())) {
     const OutFrame frame = std::move(out_.front());
+    front_written_ -= wire_bytes(frame);
+    out_bytes_ -= frame.header.streamed_bytes() + frame.piece_bytes;
     out_.pop_front();
     headers_.pop_front();
-    if (!finishing_) handler_.on_sent(*this, frame);
+    if (!finishing_ && frame.last_piece) handler_.on_sent(*this, frame);
     if (broken_) return false;
   }
   return true;
@@ -224,13 +374,12 @@ void Connection::finish() {
   std::deque<std::array<uint8_t, kFrameHeaderBytes>> kept_headers;
   size_t written = front_written_;
   for (size_t i = 0; i < out_.size(); ++i) {
-    const size_t payload = out_[i].header.has_payload() ? out_[i].header.length : 0;
     const bool begun = written > 0;
-    written -= std::min(written, kFrameHeaderBytes + payload);
+    written -= std::min(written, wire_bytes(out_[i]));
     if (out_[i].owner != nullptr && !begun) continue;
-    if (out_[i].owner != nullptr) {  // its bytes may go away, so copy them
+    const size_t payload = out_[i].header.streamed_bytes();
+    if (out_[i].owner != nullptr && payload > 0) {  // its bytes may go away, so copy them
       out_[i].owned.assign(out_[i].payload, out_[i].payload + payload);
-      out_[i].payload = out_[i].owned.data();
     }
     kept.push_back(std::move(out_[i]));
     kept_headers.push_back(headers_[i]);
@@ -252,7 +401,7 @@ void Connection::discard() {
     const ssize_t got = ::read(fd_.get(), trash.data(), trash.size());
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) {
-      broken("closed its connection");
+      broken(kClosed);
       return;
     }
   }
@@ -260,7 +409,7 @@ void Connection::discard() {
 
 void Connection::watch() {
   const uint32_t events = EPOLLRDHUP | (paused_ && !finishing_ ? 0u : static_cast<uint32_t>(EPOLLIN)) |
-                          (wants_write_ ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+                          (socket_full_ ? static_cast<uint32_t>(EPOLLOUT) : 0u);
   if (events == watched_) return;
   watched_ = events;
   poller_.change(fd_.get(), events, this);

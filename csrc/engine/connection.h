@@ -3,10 +3,13 @@
 #pragma once
 
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,22 +23,28 @@ namespace paceline {
 
 class Connection;
 
-// A frame on its way out. Payload is borrowed until `on_sent`, or owned.
+// A frame on its way out, or one piece of its payload. Payload is borrowed until `on_sent`, or owned.
 struct OutFrame {
   FrameHeader header;
   const uint8_t* payload = nullptr;
   std::vector<uint8_t> owned;
   void* owner = nullptr;  // not null: the payload is borrowed, and may go away with its owner
+
+  // Of a shared payload.
+  uint64_t piece_bytes = 0;
+  bool in_ring = false;
+  bool last_piece = true;
 };
 
 class FrameHandler {
  public:
   enum class Verdict { kTake, kPause };
 
-  // A header has arrived. Payload, if any, goes to `*to` (at least header.length bytes). kPause: stop reading this
-  // connection until `resume`, then ask again.
+  // A header has arrived. Payload, if any, goes to `*to` (at least header.length bytes); where `in_place(header)`, that
+  // may be left empty. kPause: stop reading this connection until `resume`, then ask again.
   virtual Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to) = 0;
-  virtual void on_frame(Connection& connection, const FrameHeader& header) = 0;
+  // The frame is here; `bytes` is its payload if that was not copied, and cannot be kept.
+  virtual void on_frame(Connection& connection, const FrameHeader& header, const uint8_t* bytes) = 0;
 
   // The frame's last byte is with the kernel.
   virtual void on_sent(Connection& connection, const OutFrame& frame) = 0;
@@ -57,8 +66,8 @@ class Connection final : public Watcher {
 
   uint32_t peer() const { return peer_; }
   Lane lane() const { return lane_; }
-  const Transport& transport() const { return transport_; }
-  int pullable_process() const { return process_; }
+  // Whether this frame's payload can be read where it lies, without being copied first.
+  static bool in_place(const FrameHeader& header) { return header.shared && header.length <= Rings::kPieceBytes; }
 
   // Bytes that must precede all frames (the last message of the handshake).
   void enqueue_raw(std::vector<uint8_t> bytes);
@@ -85,20 +94,25 @@ class Connection final : public Watcher {
   static constexpr size_t kMostBytes = 1 << 20;
 
   size_t read_some();
+  ssize_t receive(std::span<iovec> parts);
   bool parse();
-  void complete_payload();
+  void take_bytes();
+  void take_piece();
+  bool control_rings(const FrameHeader& header);
+  void settle();
   bool write_some();
+  ssize_t transmit(std::span<iovec> parts);
+  size_t collect(std::span<iovec> parts);
   void watch();
   void broken(const std::string& reason);
   void discard();
 
   Poller& poller_;
   FrameHandler& handler_;
-  const Transport& transport_;
   Fd fd_;
   uint32_t peer_;
   Lane lane_;
-  int process_;
+  std::unique_ptr<Rings> rings_;
 
   // In: bytes read ahead, the frame being received, and where its payload goes.
   std::array<uint8_t, 8192> ahead_;
@@ -107,6 +121,7 @@ class Connection final : public Watcher {
   FrameHeader header_;
   uint8_t* to_ = nullptr;
   uint64_t to_go_ = 0;
+  Fd passed_;  // a file that came with the bytes read last
   bool paused_ = false;
   bool hung_up_ = false;
 
@@ -116,7 +131,8 @@ class Connection final : public Watcher {
   std::vector<uint8_t> raw_;
   size_t front_written_ = 0;  // bytes of the front frame, header included
   size_t out_bytes_ = 0;
-  bool wants_write_ = false;
+  bool socket_full_ = false;
+  bool room_again_ = false;  // the peer has made room in the ring
   bool finishing_ = false;
   bool finished_ = false;
   bool broken_ = false;

@@ -88,7 +88,7 @@ Transport* Engine::transport_to(const PeerAddress& peer, std::string* address) c
 
 Group* Engine::find(const GroupId& id, uint32_t rank) {
   for (const auto& group : groups_) {
-    if (group->membership().id == id && group->rank() == rank && group->failure().empty()) return group.get();
+    if (group->membership().id == id && group->rank() == rank && !group->left()) return group.get();
   }
   return nullptr;
 }
@@ -193,17 +193,6 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::c
   }
 }
 
-bool Engine::work() {
-  bool worked = false;
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    const std::shared_ptr<Group> group = groups_[i];
-    if (!group->failure().empty()) continue;
-    worked = group->collectives().work() || worked;
-    if (group->failure().empty()) worked = group->mailbox().work() || worked;
-  }
-  return worked;
-}
-
 // Looks at all deadlines; returns how long to sleep, in milliseconds.
 int Engine::tick() {
   const Clock::time_point now = Clock::now();
@@ -222,7 +211,7 @@ bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   asleep_ = false;
   poller_.dispatch(count);
   changed_.notify_all();
-  return work();
+  return count > 0;
 }
 
 // While callers poll, and for a moment after: the next one will come soon.

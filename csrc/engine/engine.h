@@ -32,7 +32,7 @@ namespace paceline {
 
 struct EngineOptions {
   std::string interface;  // to listen on; empty: by the host's name
-  bool use_shm = true;    // pull payload between ranks of one host
+  bool use_shm = true;    // share memory between ranks of one host
 };
 
 class Engine {
@@ -99,9 +99,8 @@ class Engine {
 
   void run();
   void park(std::unique_lock<std::mutex>& lock);
-  // One turn of whoever polls; returns whether there was work to do.
+  // One turn of whoever polls; returns whether anything had happened.
   bool turn(std::unique_lock<std::mutex>& lock, int timeout_ms);
-  bool work();
   bool busy() const;
   int tick();
 

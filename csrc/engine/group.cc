@@ -15,7 +15,6 @@ constexpr auto kInquiryTime = std::chrono::milliseconds(1000);
 bool belongs(FrameType type, Lane lane) {
   switch (type) {
     case FrameType::kData:
-    case FrameType::kAt:
     case FrameType::kPosted:
       return lane == Lane::kCollective;
     case FrameType::kMessage:
@@ -67,6 +66,7 @@ void Group::attach(std::unique_ptr<Connection> connection) {
   LaneState& state = peers_[connection->peer()].lanes[index(connection->lane())];
   state.opening = Opening::kOpen;
   state.connection = std::move(connection);
+  if (!failure_.empty()) return tell_failure(*state.connection);  // it comes too late, but hears why
   mark(*state.connection);
   if (state.connection->lane() == Lane::kCollective && collectives_.last_posted() > 0) {
     FrameHeader header;
@@ -111,12 +111,6 @@ FrameHandler::Verdict Group::on_header(Connection& connection, const FrameHeader
       break;
   }
   const bool collective = connection.lane() == Lane::kCollective;
-  const bool pulls = header.type == FrameType::kAt || header.type == FrameType::kPulled || header.address != 0;
-  if (pulls && connection.pullable_process() == 0) {
-    fail(connection.peer(),
-         who(connection.peer()) + " wants memory to be pulled on a connection that only carries bytes");
-    return Verdict::kTake;
-  }
   if (!belongs(header.type, connection.lane())) {
     fail(connection.peer(), who(connection.peer()) + " sent a frame on the wrong connection");
     return Verdict::kTake;
@@ -124,13 +118,13 @@ FrameHandler::Verdict Group::on_header(Connection& connection, const FrameHeader
   return collective ? collectives_.on_header(connection, header, to) : mailbox_.on_header(connection, header, to);
 }
 
-void Group::on_frame(Connection& connection, const FrameHeader& header) {
+void Group::on_frame(Connection& connection, const FrameHeader& header, const uint8_t* bytes) {
   const uint32_t peer = connection.peer();
   switch (header.type) {
     case FrameType::kError: {
-      const std::vector<uint8_t> bytes = std::move(error_texts_[&connection]);
+      const std::vector<uint8_t> said = std::move(error_texts_[&connection]);
       error_texts_.erase(&connection);
-      const std::string text(bytes.begin(), bytes.end());
+      const std::string text(said.begin(), said.end());
       fail(header.id < size() ? static_cast<int64_t>(header.id) : -1,
            text.find("(told by rank") == std::string::npos ? text + " (told by rank " + std::to_string(peer) + ")"
                                                            : text);
@@ -160,7 +154,7 @@ void Group::on_frame(Connection& connection, const FrameHeader& header) {
       break;
   }
   if (connection.lane() == Lane::kCollective) {
-    collectives_.on_frame(connection, header);
+    collectives_.on_frame(connection, header, bytes);
   } else {
     mailbox_.on_frame(connection, header);
   }
@@ -189,7 +183,7 @@ void Group::on_broken(Connection& connection, const std::string& reason) {
   std::erase(marked_, &connection);
   error_texts_.erase(&connection);
   if (state.connection.get() == &connection) engine_.poller().bury(std::move(state.connection));
-  lose(peer, peers_[peer].said_bye ? "has left the group" : reason + ": its process died");
+  lose(peer, peers_[peer].said_bye ? "has left the group" : reason);
   collectives_.forget(connection);
   mailbox_.forget(connection);
 }
@@ -212,26 +206,30 @@ void Group::lose(uint32_t peer, const std::string& reason) {
 void Group::fail(int64_t culprit, const std::string& reason) {
   if (!failure_.empty()) return;
   failure_ = reason;
+  culprit_ = culprit;
   log(LogLevel::kInfo, "rank " + std::to_string(rank()) + ": " + reason);
   // Peers first: by the time the caller sees the error, they are on their way to know.
   for (Peer& peer : peers_) {
     for (LaneState& lane : peer.lanes) {
-      if (lane.connection == nullptr) continue;
-      OutFrame frame;
-      frame.header.type = FrameType::kError;
-      frame.header.id = culprit < 0 ? UINT32_MAX : static_cast<uint32_t>(culprit);
-      frame.owned.assign(reason.begin(),
-                         reason.begin() + static_cast<std::ptrdiff_t>(std::min<size_t>(reason.size(), kMaxErrorBytes)));
-      frame.header.length = frame.owned.size();
-      lane.connection->enqueue(std::move(frame));
-      lane.connection->finish();
+      if (lane.connection != nullptr) tell_failure(*lane.connection);
     }
   }
   marked_.clear();
-  engine_.introductions().forget(*this);
   inquiry_.reset();
   collectives_.fail(reason);
   mailbox_.fail(reason);
+}
+
+// Its last words on this connection.
+void Group::tell_failure(Connection& connection) {
+  OutFrame frame;
+  frame.header.type = FrameType::kError;
+  frame.header.id = culprit_ < 0 ? UINT32_MAX : static_cast<uint32_t>(culprit_);
+  const size_t length = std::min<size_t>(failure_.size(), kMaxErrorBytes);
+  frame.owned.assign(failure_.begin(), failure_.begin() + static_cast<std::ptrdiff_t>(length));
+  frame.header.length = length;
+  connection.enqueue(std::move(frame));
+  connection.finish();
 }
 
 void Group::leave() {

@@ -48,6 +48,7 @@ class Group final : public FrameHandler {
   Collectives& collectives() { return collectives_; }
   Mailbox& mailbox() { return mailbox_; }
   const std::string& failure() const { return failure_; }
+  bool left() const { return left_; }
 
   void introduce(std::vector<PeerAddress> addresses) { membership_.addresses = std::move(addresses); }
 
@@ -89,7 +90,7 @@ class Group final : public FrameHandler {
 
   // Of the connections.
   Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to) override;
-  void on_frame(Connection& connection, const FrameHeader& header) override;
+  void on_frame(Connection& connection, const FrameHeader& header, const uint8_t* bytes) override;
   void on_sent(Connection& connection, const OutFrame& frame) override;
   void on_room(Connection& connection) override;
   void on_broken(Connection& connection, const std::string& reason) override;
@@ -117,6 +118,7 @@ class Group final : public FrameHandler {
   void ask_around(Operation& operation, Clock::time_point now);
   void inquire(const Operation& operation, Clock::time_point now);
   void conclude();
+  void tell_failure(Connection& connection);
 
   Engine& engine_;
   Membership membership_;
@@ -127,6 +129,7 @@ class Group final : public FrameHandler {
   std::map<const Connection*, std::vector<uint8_t>> error_texts_;
   std::unique_ptr<Inquiry> inquiry_;
   std::string failure_;
+  int64_t culprit_ = -1;
   bool left_ = false;
 };
 

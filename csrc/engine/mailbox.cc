@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <system_error>
 
 #include "engine/engine.h"
 #include "engine/group.h"
@@ -11,7 +10,6 @@ namespace paceline {
 namespace {
 
 constexpr uint64_t kEagerBytes = 64 << 10;
-constexpr uint64_t kPullBytes = 1 << 20;
 
 }  // namespace
 
@@ -126,7 +124,6 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
     incoming->number = header.seq;
     incoming->bytes = header.length;
     incoming->offered = true;
-    incoming->address = header.address;
     if (!in_order(*incoming)) return;
     incoming->receive = match(peer, header.id);
     if (incoming->receive != nullptr) {
@@ -134,23 +131,15 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
     } else {
       unexpected_.push_back(incoming);
     }
-  } else if (header.type == FrameType::kAccept || header.type == FrameType::kPulled) {
+  } else if (header.type == FrameType::kAccept) {
     auto& sending = sending_[peer];
     const auto found = sending.find(header.seq);
-    const Message::Offer answers =
-        header.type == FrameType::kAccept ? Message::Offer::kToSend : Message::Offer::kToBePulled;
-    if (found == sending.end() || found->second->offer != answers) {
+    if (found == sending.end() || !found->second->offered) {
       group_.fail(peer, group_.who(peer) + " accepted a message it was not offered");
       return;
     }
     const std::shared_ptr<Message> message = found->second;
-    if (header.type == FrameType::kPulled) {
-      sending.erase(found);
-      if (sending.empty()) sending_.erase(peer);
-      finish(message, "");
-      return;
-    }
-    message->offer = Message::Offer::kNone;  // accepted once
+    message->offered = false;  // accepted once
     OutFrame frame;
     frame.header.type = FrameType::kMessage;
     frame.header.id = message->tag;
@@ -188,11 +177,6 @@ void Mailbox::deliver(const IncomingPtr& incoming) {
     finish(message, "");
     return;
   }
-  if (incoming->address != 0) {
-    pulls_.push_back(incoming);
-    group_.engine().wake();
-    return;
-  }
   accepted_[incoming->peer][incoming->number] = incoming;
   Connection* connection = group_.connection(incoming->peer, Lane::kMessages);
   if (connection == nullptr) return;
@@ -218,9 +202,7 @@ void Mailbox::on_room(Connection& connection) {
       frame.owner = message.get();
     } else {
       frame.header.type = FrameType::kOffer;
-      const bool pulled = connection.pullable_process() != 0;
-      if (pulled) frame.header.address = reinterpret_cast<uint64_t>(message->data);
-      message->offer = pulled ? Message::Offer::kToBePulled : Message::Offer::kToSend;
+      message->offered = true;
     }
     connection.enqueue(std::move(frame));
   }
@@ -235,41 +217,6 @@ void Mailbox::on_sent(Connection& connection, const OutFrame& frame) {
   sending.erase(found);
   if (sending.empty()) sending_.erase(connection.peer());
   finish(message, "");
-}
-
-bool Mailbox::work() {
-  if (pulls_.empty()) return false;
-  const IncomingPtr incoming = pulls_.front();
-  Connection* connection = group_.connection(incoming->peer, Lane::kMessages);
-  if (connection == nullptr) return false;  // the group is about to fail, and this receive with it
-  pulls_.pop_front();
-  const Message& message = *incoming->receive;
-  const uint64_t at = message.bytes - incoming->bytes;
-  const uint64_t length = std::min(kPullBytes, incoming->bytes);
-  try {
-    connection->transport().pull(connection->pullable_process(), incoming->address, message.data + at, length);
-  } catch (const std::system_error& error) {
-    receives_.push_back(incoming->receive);
-    const bool died = error.code().value() == ESRCH;
-    group_.fail(incoming->peer,
-                group_.who(incoming->peer) + (died ? " closed its connection: its process died"
-                                                   : std::string(" cannot be read from: ") + error.what()));
-    return true;
-  }
-  incoming->address += length;
-  incoming->bytes -= length;
-  if (incoming->bytes > 0) {
-    pulls_.push_front(incoming);
-    return true;
-  }
-  FrameHeader header;
-  header.type = FrameType::kPulled;
-  header.seq = incoming->number;
-  connection->enqueue_control(header);
-  group_.mark(*connection);
-  group_.flush_marked();
-  finish(incoming->receive, "");
-  return true;
 }
 
 void Mailbox::finish(const std::shared_ptr<Message>& message, const std::string& error) {
@@ -291,14 +238,12 @@ void Mailbox::fail(const std::string& reason) {
   for (const auto& [connection, incoming] : receiving_) {
     if (incoming->receive != nullptr) all.push_back(incoming->receive);
   }
-  for (const IncomingPtr& incoming : pulls_) all.push_back(incoming->receive);
   outbox_.clear();
   sending_.clear();
   receives_.clear();
   unexpected_.clear();
   accepted_.clear();
   receiving_.clear();
-  pulls_.clear();
   for (const std::shared_ptr<Message>& message : all) finish(message, message->title() + ": " + reason);
 }
 
@@ -331,9 +276,6 @@ bool Mailbox::needs(uint32_t peer) const {
   for (const auto& [connection, incoming] : receiving_) {
     if (incoming->peer == peer && incoming->receive != nullptr) return true;
   }
-  for (const IncomingPtr& incoming : pulls_) {
-    if (incoming->peer == peer) return true;
-  }
   // A receive from any rank can be served as long as one is left.
   bool all_gone = true;
   for (uint32_t other = 0; other < group_.size(); ++other) {
@@ -359,7 +301,6 @@ std::shared_ptr<Message> Mailbox::earliest() const {
   for (const auto& [connection, incoming] : receiving_) {
     if (incoming->receive != nullptr) consider(incoming->receive);
   }
-  for (const IncomingPtr& incoming : pulls_) consider(incoming->receive);
   return first;
 }
 

@@ -1,16 +1,14 @@
 // Point-to-point messages of one group: matched by sender and tag, in the order they were sent.
 //
-// Small messages are sent at once and kept by the receiver until they are wanted. Large ones are offered, and move
-// when a receive matches: pulled on one host, otherwise sent when accepted. So an unexpected message costs little
-// memory, and two ranks that send to each other first and receive later do not block.
+// Small messages are sent at once and kept by the receiver until they are wanted. Large ones are offered, and sent
+// when a receive matches. So an unexpected message costs little memory, and two ranks that send to each other first and
+// receive later do not block.
 //
-//   sender                          receiver
-//   small   message             ->  matches a receive: straight to its buffer; otherwise kept
-//   large   offer (address)     ->  when matched: pulls, then
-//                               <-  pulled: the send is done
-//   large   offer (no address)  ->  when matched:
-//                               <-  accept
-//           message             ->  straight to the receive's buffer
+//   sender               receiver
+//   small   message  ->  matches a receive: straight to its buffer; otherwise kept
+//   large   offer    ->  when matched:
+//                    <-  accept
+//           message  ->  straight to the receive's buffer
 #pragma once
 
 #include <cstdint>
@@ -38,8 +36,7 @@ struct Message {
   std::function<void(const std::string& error)> on_done;
 
   // Set by the engine.
-  enum class Offer { kNone, kToSend, kToBePulled };  // of a send: what the receiver may answer
-  Offer offer = Offer::kNone;
+  bool offered = false;  // a send that may be accepted
   bool receives = false;
   uint64_t number = 0;  // of a send: among those to the same peer
   Clock::time_point deadline;
@@ -60,8 +57,7 @@ class Mailbox {
   void on_sent(Connection& connection, const OutFrame& frame);
   void on_room(Connection& connection);
 
-  bool work();
-  bool idle() const { return receives_.empty() && sending_.empty() && accepted_.empty() && pulls_.empty(); }
+  bool idle() const { return receives_.empty() && sending_.empty() && accepted_.empty(); }
 
   void fail(const std::string& reason);
   bool needs(uint32_t peer) const;
@@ -78,7 +74,6 @@ class Mailbox {
     uint64_t number = 0;
     uint64_t bytes = 0;
     bool offered = false;
-    uint64_t address = 0;
     bool complete = false;
     std::vector<uint8_t> payload;
     std::shared_ptr<Message> receive;  // once matched
@@ -100,7 +95,6 @@ class Mailbox {
   std::list<IncomingPtr> unexpected_;                             // in the order of arrival
   std::map<uint32_t, std::map<uint64_t, IncomingPtr>> accepted_;  // payload is on its way
   std::map<const Connection*, IncomingPtr> receiving_;
-  std::deque<IncomingPtr> pulls_;
 };
 
 }  // namespace paceline

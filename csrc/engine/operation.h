@@ -49,20 +49,19 @@ struct Operation {
 
   struct Progress {
     uint64_t done = 0;   // bytes that nothing has to wait for any more
-    uint64_t moved = 0;  // read: bytes handed to the connection; write: bytes received or pulled
+    uint64_t moved = 0;  // read: bytes handed to the connection; write: bytes received
     bool queued = false;
   };
   std::vector<Progress> progress;  // one an access
   uint32_t left = 0;               // accesses not done
 
-  // Bytes that have arrived (or can be pulled) before they may be written.
+  // Bytes that have arrived before they may be written.
   struct Block {
     uint64_t offset = 0;
     uint64_t length = 0;
-    uint64_t address = 0;  // in the peer's memory, while not pulled
     ScratchPool::Buffer buffer;
   };
-  std::map<uint32_t, std::deque<Block>> arrived, pullable;
+  std::map<uint32_t, std::deque<Block>> arrived;
 
   std::string title() const { return std::string(name(call.kind)) + " #" + std::to_string(seq); }
 };

@@ -37,13 +37,12 @@ void encode(const FrameHeader& header, std::span<uint8_t, kFrameHeaderBytes> out
   ByteWriter writer(out.data());
   writer.put(kMagic);
   writer.put(static_cast<uint8_t>(header.type));
-  writer.put(uint8_t{0});
+  writer.put(static_cast<uint8_t>(header.shared));
   writer.put(header.id);
   writer.put(header.seq);
   writer.put(header.offset);
   writer.put(header.length);
   writer.put(header.total);
-  writer.put(header.address);
   writer.put(static_cast<uint8_t>(header.call.kind));
   writer.put(static_cast<uint8_t>(header.call.dtype));
   writer.put(static_cast<uint8_t>(header.call.op));
@@ -57,15 +56,16 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   ByteReader reader(bytes.data());
   if (reader.get<uint16_t>() != kMagic) return false;
   const auto type = reader.get<uint8_t>();
-  if (type < static_cast<uint8_t>(FrameType::kData) || type > static_cast<uint8_t>(FrameType::kBye)) return false;
-  if (reader.get<uint8_t>() != 0) return false;
+  if (type < static_cast<uint8_t>(FrameType::kData) || type > static_cast<uint8_t>(FrameType::kRoom)) return false;
+  const auto shared = reader.get<uint8_t>();
+  if (shared > 1) return false;
+  header->shared = shared == 1;
   header->type = static_cast<FrameType>(type);
   header->id = reader.get<uint32_t>();
   header->seq = reader.get<uint64_t>();
   header->offset = reader.get<uint64_t>();
   header->length = reader.get<uint64_t>();
   header->total = reader.get<uint64_t>();
-  header->address = reader.get<uint64_t>();
   header->call.kind = static_cast<Kind>(reader.get<uint8_t>());
   header->call.dtype = static_cast<DType>(reader.get<uint8_t>());
   header->call.op = static_cast<ReduceOp>(reader.get<uint8_t>());
@@ -74,6 +74,8 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   header->call.count = reader.get<uint64_t>();
   header->call.schedule = reader.get<uint64_t>();
   if (header->type == FrameType::kError && header->length > kMaxErrorBytes) return false;
+  const bool may_share = header->type == FrameType::kData || header->type == FrameType::kMessage;
+  if (header->shared && (!may_share || header->length == 0)) return false;
   // No sum of offset and length may wrap around.
   constexpr uint64_t kMost = uint64_t{1} << 62;
   return header->offset < kMost && header->length < kMost && header->total < kMost;

@@ -2,16 +2,21 @@
 //
 //   type      who to whom                   payload       meaning of the fields
 //   data      sender -> receiver            the bytes     [offset, offset+length) of transfer `id` of collective `seq`
-//   at        sender -> receiver, one host  none          the same bytes lie at `address` of the sender: pull them
-//   pulled    receiver -> sender            none          transfer `id` was pulled up to `offset`
 //   posted    any -> any                    none          the sender has called collectives up to `seq`
 //   message   sender -> receiver            the bytes     point-to-point: `id` is the tag, `seq` the message's number
 //   offer     sender -> receiver            none          a message of `length` bytes waits to be accepted
-//   accept    receiver -> sender            none          send (tcp) message `seq`
+//   accept    receiver -> sender            none          send message `seq`
 //   probe     any -> any                    none          are you alive, and have you called `seq`?
 //   status    answer to probe               none          `seq` = highest collective called; `call` = that call
 //   error     any -> all                    text          the group has failed; `id` is the rank to blame
 //   bye       any -> all                    none          an orderly end
+//
+// On one host payload may be `shared`: then it does not follow, but lies in the sender's ring (transport/rings.h). The
+// first piece comes with the frame itself, and the rest with
+//
+//   rings     any -> any                    none          the sender's segment comes with this frame
+//   more      sender -> receiver            none          the next piece of the payload
+//   room      receiver -> sender            none          pieces were consumed
 #pragma once
 
 #include <cstdint>
@@ -24,16 +29,17 @@ namespace paceline {
 
 enum class FrameType : uint8_t {
   kData = 1,
-  kAt = 2,
-  kPulled = 3,
-  kPosted = 4,
-  kMessage = 5,
-  kOffer = 6,
-  kAccept = 7,
-  kProbe = 8,
-  kStatus = 9,
-  kError = 10,
-  kBye = 11,
+  kPosted = 2,
+  kMessage = 3,
+  kOffer = 4,
+  kAccept = 5,
+  kProbe = 6,
+  kStatus = 7,
+  kError = 8,
+  kBye = 9,
+  kRings = 10,
+  kMore = 11,
+  kRoom = 12,
 };
 
 // The collectives by number; the names and their meaning are those of paceline.ir.collective.Kind.
@@ -70,18 +76,19 @@ struct FrameHeader {
   uint32_t id = 0;
   uint64_t seq = 0;
   uint64_t offset = 0;
-  uint64_t length = 0;   // of the payload that follows, or (at, offer) that is offered
-  uint64_t total = 0;    // bytes of the whole transfer
-  uint64_t address = 0;  // at, offer: where the bytes lie in the sender's memory
+  uint64_t length = 0;  // of the payload, or (offer) of what is offered
+  uint64_t total = 0;   // bytes of the whole transfer
+  bool shared = false;  // the payload lies in the sender's ring
   Call call;
 
-  // Whether payload follows the header on the stream.
-  bool has_payload() const {
-    return type == FrameType::kData || type == FrameType::kMessage || type == FrameType::kError;
+  // Payload that follows the header on the stream.
+  uint64_t streamed_bytes() const {
+    const bool carries = type == FrameType::kData || type == FrameType::kMessage || type == FrameType::kError;
+    return carries && !shared ? length : 0;
   }
 };
 
-constexpr size_t kFrameHeaderBytes = 72;
+constexpr size_t kFrameHeaderBytes = 64;
 constexpr uint64_t kMaxErrorBytes = 1 << 16;
 
 void encode(const FrameHeader& header, std::span<uint8_t, kFrameHeaderBytes> out);

@@ -1,6 +1,6 @@
 // A transport makes byte streams between ranks. Each is a folder with one `create`; the engine talks to this
 // interface only. Streams are non-blocking sockets, so that one epoll watches all of them; what differs is how peers
-// find each other, and whether payload can be pulled from the peer's memory instead of being sent.
+// find each other, and whether payload can go through shared memory instead.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,13 @@
 #include <string>
 
 #include "common/fd.h"
+#include "transport/rings.h"
 
 namespace paceline {
 
 class Transport {
  public:
   virtual ~Transport() = default;
-
-  // "tcp" or "shm".
-  virtual const char* name() const = 0;
 
   // Where peers find this process, to be published in the rendezvous store.
   virtual const std::string& address() const = 0;
@@ -34,11 +32,8 @@ class Transport {
   // start, with ECONNREFUSED when nobody listens there.
   virtual Fd connect(const std::string& address) = 0;
 
-  // The process behind an established stream whose memory can be read with `pull`, or 0.
-  virtual int pullable_process(int fd) const = 0;
-
-  // Copies `length` bytes from `address` in the memory of `process`. Throws std::system_error.
-  virtual void pull(int process, uint64_t address, void* to, size_t length) const = 0;
+  // For the payload of a new stream; nullptr where it goes through the socket.
+  virtual std::unique_ptr<Rings> create_rings() const = 0;
 };
 
 }  // namespace paceline

@@ -7,8 +7,7 @@ PACELINE_ALGORITHM     which algorithm runs a collective: ``ring`` for all that 
                        ``allreduce:ring,broadcast:chain``; the same on all ranks                             cost
 PACELINE_IFNAME        the network interface to listen on; GLOO_SOCKET_IFNAME is taken where it is not set   by the
                                                                                                              host's name
-PACELINE_TRANSPORT     ``auto``: ranks of one host read each other's memory, others use TCP; ``tcp``: all    auto
-                       use TCP
+PACELINE_TRANSPORT     ``auto``: ranks of one host share memory, others use TCP; ``tcp``: all use TCP        auto
 PACELINE_RATE          what a rank can send and receive, like ``10gbit``: measured where it is not set       measured
 PACELINE_LATENCY       what one message costs besides its bytes, like ``50us``                               measured
 PACELINE_LOG           what the core says on standard error: debug, info, warning, error or off              warning

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <cstring>
 
 #include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
@@ -59,6 +60,26 @@ void Impostor::send(const FrameHeader& header, std::span<const uint8_t> payload)
   send(payload);
 }
 
+void Impostor::share(int fd) {
+  FrameHeader header;
+  header.type = FrameType::kRings;
+  std::array<uint8_t, kFrameHeaderBytes> bytes;
+  encode(header, bytes);
+  iovec part{bytes.data(), bytes.size()};
+  alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(int))> space{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = space.data();
+  message.msg_controllen = space.size();
+  cmsghdr* control = CMSG_FIRSTHDR(&message);
+  control->cmsg_level = SOL_SOCKET;
+  control->cmsg_type = SCM_RIGHTS;
+  control->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(control), &fd, sizeof(fd));
+  ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
+}
+
 bool Impostor::receive(std::span<uint8_t> bytes) {
   while (!bytes.empty()) {
     const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), 0);
@@ -73,9 +94,11 @@ std::optional<FrameHeader> Impostor::receive_frame(std::vector<uint8_t>* payload
     std::array<uint8_t, kFrameHeaderBytes> bytes;
     FrameHeader header;
     if (!receive(bytes) || !decode(std::span<const uint8_t, kFrameHeaderBytes>(bytes), &header)) return std::nullopt;
-    std::vector<uint8_t> rest(header.has_payload() ? header.length : 0);
+    std::vector<uint8_t> rest(header.streamed_bytes());
     if (!receive(rest)) return std::nullopt;
-    if (header.type == FrameType::kPosted || header.type == FrameType::kProbe) continue;
+    const bool any_time = header.type == FrameType::kPosted || header.type == FrameType::kProbe ||
+                          header.type == FrameType::kRings || header.type == FrameType::kRoom;
+    if (any_time) continue;
     if (payload != nullptr) *payload = std::move(rest);
     return header;
   }

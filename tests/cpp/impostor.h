@@ -24,9 +24,11 @@ class Impostor {
 
   void send(std::span<const uint8_t> bytes);
   void send(const FrameHeader& header, std::span<const uint8_t> payload = {});
+  // Passes a file as the segment of its payload.
+  void share(int fd);
   // False when the stream ends or nothing comes for some seconds.
   bool receive(std::span<uint8_t> bytes);
-  // The next frame that is none of those a rank may send at any time (posted, probe).
+  // The next frame that is none of those a rank may send at any time (posted, probe, rings, room).
   std::optional<FrameHeader> receive_frame(std::vector<uint8_t>* payload = nullptr);
   // Half closes, as a rank that leaves.
   void shut();

@@ -21,13 +21,13 @@ TEST(Frame, RoundTripOfRandomHeaders) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 10000; ++i) {
     FrameHeader sent;
-    sent.type = static_cast<FrameType>(1 + random() % 11);
+    sent.type = static_cast<FrameType>(1 + random() % 12);
     sent.id = static_cast<uint32_t>(random());
     sent.seq = random();
     sent.offset = random() >> 2;
     sent.length = sent.type == FrameType::kError ? random() % (kMaxErrorBytes + 1) : random() >> 2;
     sent.total = random() >> 2;
-    sent.address = random();
+    sent.shared = sent.type == FrameType::kData && sent.length > 0 && random() % 2 == 0;
     sent.call = {static_cast<Kind>(random() % 9),
                  static_cast<DType>(random() % 14),
                  static_cast<ReduceOp>(random() % 8),
@@ -45,7 +45,7 @@ TEST(Frame, RoundTripOfRandomHeaders) {
     EXPECT_EQ(got.offset, sent.offset);
     EXPECT_EQ(got.length, sent.length);
     EXPECT_EQ(got.total, sent.total);
-    EXPECT_EQ(got.address, sent.address);
+    EXPECT_EQ(got.shared, sent.shared);
     EXPECT_EQ(got.call, sent.call);
   }
 }
@@ -59,7 +59,7 @@ TEST(Frame, LittleEndianOnTheWire) {
   encode(header, bytes);
   EXPECT_EQ(bytes[0], 'P');
   EXPECT_EQ(bytes[1], 'c');
-  EXPECT_EQ(bytes[2], 4);
+  EXPECT_EQ(bytes[2], 2);
   for (uint8_t i = 1; i <= 12; ++i) EXPECT_EQ(bytes[3 + i], i);
 }
 
@@ -71,12 +71,12 @@ TEST(Frame, RejectsWhatIsNoFrame) {
   encode(header, bytes);
   FrameHeader got;
   ASSERT_TRUE(read(bytes, &got));
-  for (const size_t at : {0, 1, 3}) {  // magic and the byte that is always zero
+  for (const size_t at : {0, 1, 3}) {  // magic, and a flag that is neither set nor not
     FrameBytes broken = bytes;
     broken[at] ^= 0x10;
     EXPECT_FALSE(read(broken, &got)) << at;
   }
-  for (const uint8_t type : {0, 12, 255}) {
+  for (const uint8_t type : {0, 13, 255}) {
     FrameBytes broken = bytes;
     broken[2] = type;
     EXPECT_FALSE(read(broken, &got)) << int{type};

@@ -1,6 +1,7 @@
 // Peers that say the wrong thing, half of it, or nothing; strangers at the listening port. The group may fail, with a
 // sentence; the process may not, and no operation may hang.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <functional>
 #include <thread>
@@ -169,7 +170,7 @@ void expect_refused(const char* what, bool shm, const std::function<FrameHeader(
   const Job job = to_zero(100000);
   Pending pending = victim.post(job);
   const FrameHeader header = spoil(data_frame(victim.call(), 400000, 0, 131072));
-  impostor.send(header, std::vector<uint8_t>(header.has_payload() ? std::min<uint64_t>(header.length, 200000) : 0));
+  impostor.send(header, std::vector<uint8_t>(std::min<uint64_t>(header.streamed_bytes(), 200000)));
   const std::string error = pending.wait(5s);
   EXPECT_TRUE(has(error, "rank 1")) << what << ": " << error;
   EXPECT_FALSE(has(error, "died")) << what << ": " << error;
@@ -233,10 +234,19 @@ TEST(Collectives, FramesThatMakeNoSense) {
          h.seq = 0;
          return h;
        }},
-      {"what nobody offered",
+      {"a piece of nothing",
        [](FrameHeader h) {
-         h.type = FrameType::kPulled;
-         h.length = 0;
+         h.type = FrameType::kMore;
+         return h;
+       }},
+      {"memory that was not passed",
+       [](FrameHeader h) {
+         h.type = FrameType::kRings;
+         return h;
+       }},
+      {"payload in memory that was not passed",
+       [](FrameHeader h) {
+         h.shared = true;
          return h;
        }},
       {"a message",
@@ -264,16 +274,6 @@ TEST(Collectives, FramesThatMakeNoSense) {
   for (const bool shm : {false, true}) {
     for (const auto& [what, spoil] : spoils) expect_refused(what, shm, spoil);
   }
-  expect_refused("an address over tcp", false, [](FrameHeader h) {
-    h.type = FrameType::kAt;
-    h.address = 4096;
-    return h;
-  });
-  expect_refused("an address where nothing is", true, [](FrameHeader h) {
-    h.type = FrameType::kAt;
-    h.address = 4096;
-    return h;
-  });
 }
 
 TEST(Collectives, BytesThatAreNoFrame) {
@@ -301,44 +301,68 @@ TEST(Collectives, AHugeEarlyFrameOfAPeerThatHangsUp) {
 TEST(Collectives, AnEndBehindAFullWindow) {
   Victim victim;
   Impostor impostor = victim.impostor(Lane::kCollective);
-  const Pending pending = victim.post(to_zero(1000));
+  const Job job = to_zero(1000);
+  const Pending pending = victim.post(job);
   FrameHeader header = data_frame(victim.call(), 100000, 0, 100000);
   for (header.seq = 5; header.seq < 9; ++header.seq) impostor.send(header, random_bytes(100000, 1));
   impostor.shut();
   EXPECT_TRUE(has(pending.wait(5s), "rank 1 (impostor)"));
 }
 
-// Rank 0 sends 40 KB by being pulled from; rank 1 acknowledges it twice, which must not count twice.
-TEST(Collectives, TheSameAcknowledgementTwice) {
-  Victim victim(true);
-  Impostor impostor = victim.impostor(Lane::kCollective);
-  const Schedule schedule{"two", 2, {{0, 0, 1, 0, 1, false}, {0, 1, 0, 1, 1, false}}};
-  const Job job(schedule, Kind::kBroadcast, 2, 20000, 1);
-  Pending pending = victim.post(job);
-  const std::optional<FrameHeader> offered = impostor.receive_frame();
-  ASSERT_TRUE(offered && offered->type == FrameType::kAt);
-  FrameHeader pulled = *offered;
-  pulled.type = FrameType::kPulled;
-  pulled.offset = 40000;
-  pulled.length = 0;
-  impostor.send(pulled);
-  impostor.send(pulled);
-  EXPECT_TRUE(has(pending.wait(), "acknowledged bytes it was not offered")) << pending.wait();
+// Rank 1 shares memory, and then says things about it that make no sense.
+TEST(Collectives, SharedMemoryThatMakesNoSense) {
+  const Fd small(::memfd_create("small", MFD_ALLOW_SEALING));
+  using Say = std::function<void(Impostor&, const Rings&, const Call&)>;
+  const std::vector<std::pair<const char*, Say>> says = {
+      {"a file that is no segment", [&](Impostor& i, const Rings&, const Call&) { i.share(small.get()); }},
+      {"a segment twice",
+       [](Impostor& i, const Rings& rings, const Call&) {
+         i.share(rings.fd());
+         i.share(rings.fd());
+       }},
+      {"a frame between two pieces",
+       [](Impostor& i, const Rings& rings, const Call& call) {
+         i.share(rings.fd());
+         FrameHeader header = data_frame(call, 400000, 0, 400000);
+         header.shared = true;
+         i.send(header);
+         i.send(data_frame(call, 400000, 131072, 100), random_bytes(100, 1));
+       }},
+      {"a piece too many",
+       [](Impostor& i, const Rings& rings, const Call& call) {
+         i.share(rings.fd());
+         FrameHeader header = data_frame(call, 400000, 0, 131072);
+         header.shared = true;
+         i.send(header);
+         header.type = FrameType::kMore;
+         header.shared = false;
+         i.send(header);
+       }},
+  };
+  for (const auto& [what, say] : says) {
+    Victim victim(true);
+    Impostor impostor = victim.impostor(Lane::kCollective);
+    const Rings rings;
+    const Job job = to_zero(100000);
+    const Pending pending = victim.post(job);
+    say(impostor, rings, victim.call());
+    EXPECT_TRUE(has(pending.wait(5s), "rank 1 (impostor)")) << what << ": " << pending.wait();
+  }
 }
 
-// Over TCP nothing is pulled: an acknowledgement would end a send whose bytes are still on their way.
-TEST(Collectives, AnAcknowledgementOverTcp) {
-  Victim victim;
+// A whole transfer by a segment that the test wrote.
+TEST(Collectives, SharedMemory) {
+  Victim victim(true);
   Impostor impostor = victim.impostor(Lane::kCollective);
-  const Schedule schedule{"large", 1, {{0, 0, 1, 0, 1, false}}};
-  {
-    const Job job(schedule, Kind::kBroadcast, 2, 20 << 20, 1);  // more than the kernel takes
-    Pending pending = victim.post(job);
-    FrameHeader pulled = data_frame(victim.call(), 80 << 20, 131072 * 20, 0);
-    pulled.type = FrameType::kPulled;
-    impostor.send(pulled);
-    EXPECT_TRUE(has(pending.wait(), "rank 1")) << pending.wait();
-  }
+  Rings rings;
+  impostor.share(rings.fd());
+  const Job job = to_zero(25000);
+  const Pending pending = victim.post(job);
+  ASSERT_TRUE(rings.put(random_bytes(100000, 1).data(), 100000));
+  FrameHeader header = data_frame(victim.call(), 100000, 0, 100000);
+  header.shared = true;
+  impostor.send(header);
+  EXPECT_EQ(pending.wait(5s), "");
 }
 
 TEST(Messages, FramesThatMakeNoSense) {
@@ -346,13 +370,11 @@ TEST(Messages, FramesThatMakeNoSense) {
   const std::vector<std::pair<const char*, Send>> sends = {
       {"data", [](Impostor& i) { i.send(data_frame(Call{}, 100, 0, 100), random_bytes(100, 1)); }},
       {"data of a collective", [](Impostor& i) { i.send(data_frame(Call{}, 100, 0, 8000), random_bytes(8000, 1)); }},
-      {"at", [](Impostor& i) { i.send(message_frame(FrameType::kAt, 0, 3, 100)); }},
       {"posted", [](Impostor& i) { i.send(message_frame(FrameType::kPosted, 0, 3, 100)); }},
       {"not offered", [](Impostor& i) { i.send(message_frame(FrameType::kMessage, 0, 3, 100000)); }},
       {"huge", [](Impostor& i) { i.send(message_frame(FrameType::kMessage, 0, 3, uint64_t{1} << 60)); }},
       {"not offered, but awaited", [](Impostor& i) { i.send(message_frame(FrameType::kMessage, 0, 4, 100000)); }},
       {"accept of nothing", [](Impostor& i) { i.send(message_frame(FrameType::kAccept, 0, 3, 0)); }},
-      {"pulled of nothing", [](Impostor& i) { i.send(message_frame(FrameType::kPulled, 0, 3, 0)); }},
       {"a number from the future", [](Impostor& i) { i.send(message_frame(FrameType::kOffer, 5, 9, 100000)); }},
       {"a number twice",
        [](Impostor& i) {
@@ -374,34 +396,19 @@ TEST(Messages, FramesThatMakeNoSense) {
   }
 }
 
-TEST(Messages, AnAddressOverTcpAndAnAddressWhereNothingIs) {
-  for (const bool shm : {false, true}) {
-    Victim victim(shm);
-    Impostor impostor = victim.impostor(Lane::kMessages);
-    std::vector<uint8_t> in(100000);
-    Pending pending = victim.message(true, 3, in);
-    FrameHeader offer = message_frame(FrameType::kOffer, 0, 3, 100000);
-    offer.address = 4096;
-    impostor.send(offer);
-    EXPECT_TRUE(has(pending.wait(5s), "rank 1 (impostor)")) << pending.wait();
-  }
-}
-
-// Accepted twice, the second time when the sender's buffer may be gone; or accepted and pulled.
+// Accepted twice, the second time when the sender's buffer may be gone.
 TEST(Messages, AcceptedTwice) {
-  for (const FrameType second : {FrameType::kAccept, FrameType::kPulled}) {
-    Victim victim;
-    Impostor impostor = victim.impostor(Lane::kMessages);
-    auto out = std::make_unique<std::vector<uint8_t>>(random_bytes(8 << 20, 1));
-    Pending pending = victim.message(false, 3, *out);
-    const std::optional<FrameHeader> offer = impostor.receive_frame();
-    ASSERT_TRUE(offer && offer->type == FrameType::kOffer);
-    impostor.send(message_frame(FrameType::kAccept, offer->seq, 3, 0));
-    impostor.send(message_frame(second, offer->seq, 3, 0));
-    const std::string error = pending.wait();
-    out.reset();
-    EXPECT_TRUE(has(error, "rank 1 (impostor)")) << error;
-  }
+  Victim victim;
+  Impostor impostor = victim.impostor(Lane::kMessages);
+  auto out = std::make_unique<std::vector<uint8_t>>(random_bytes(8 << 20, 1));
+  Pending pending = victim.message(false, 3, *out);
+  const std::optional<FrameHeader> offer = impostor.receive_frame();
+  ASSERT_TRUE(offer && offer->type == FrameType::kOffer);
+  impostor.send(message_frame(FrameType::kAccept, offer->seq, 3, 0));
+  impostor.send(message_frame(FrameType::kAccept, offer->seq, 3, 0));
+  const std::string error = pending.wait();
+  out.reset();
+  EXPECT_TRUE(has(error, "rank 1 (impostor)")) << error;
 }
 
 // An eager message needs no leave: accepting it would send it twice.

@@ -18,7 +18,7 @@ class Messages : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Core, Messages, ::testing::Values(false, true),
                          [](const auto& info) { return info.param ? "shm" : "tcp"; });
 
-// Sizes around the limits: eager 64 KB, pulled a megabyte at a time.
+// Sizes around the limits: in the frame 8 KB, eager 64 KB, pieces of 128 KB, rings of a megabyte.
 constexpr size_t kSizes[] = {0,     1,      71,      4096,    8192,          65535,   65536,
                              65537, 131072, 1000000, 1 << 20, (1 << 20) + 1, 3 << 20, 100};
 

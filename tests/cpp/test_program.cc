@@ -24,7 +24,6 @@ TEST(Program, ReadsOfAStepComeBeforeItsWrites) {
   EXPECT_FALSE(read.write);
   EXPECT_TRUE(write.write);
   EXPECT_TRUE(write.reduce);
-  EXPECT_TRUE(write.swaps);
   EXPECT_TRUE(read.from_input);
   EXPECT_TRUE(write.from_input);
   EXPECT_EQ(write.previous_write, -1);
@@ -49,7 +48,6 @@ TEST(Program, TimelineOfOneChunk) {
     EXPECT_EQ(accesses[i].write, writes[i]) << i;
     EXPECT_EQ(accesses[i].previous_write, previous[i]) << i;
     EXPECT_EQ(accesses[i].peer, peers[i]) << i;
-    EXPECT_FALSE(accesses[i].swaps) << i;
     EXPECT_EQ(accesses[i].from_input, i == 0) << i;
   }
   EXPECT_EQ(accesses[3].first_read, 1u);
@@ -58,10 +56,8 @@ TEST(Program, TimelineOfOneChunk) {
   EXPECT_EQ(accesses[3].end, 5u);
 }
 
-TEST(Program, ASecondWriteOfAStepThatReadsSwapsToo) {
+TEST(Program, WritesOfOneStepKeepTheirOrder) {
   const Program program = make({{0, 1, 0, 1, kWrite, true}, {0, 2, 0, 1, kWrite, true}, {0, 1, 0, 1, kRead, false}});
-  EXPECT_TRUE(program.accesses()[1].swaps);
-  EXPECT_TRUE(program.accesses()[2].swaps);
   EXPECT_EQ(program.accesses()[2].previous_write, 1);
   EXPECT_EQ(program.accesses()[1].peer, 1u);  // as listed, so that sums have the same bits in every run
   EXPECT_EQ(program.accesses()[2].peer, 2u);
@@ -71,7 +67,6 @@ TEST(Program, ChunksHaveTimelinesOfTheirOwn) {
   const Program program = make({{0, 1, 0, 4, kRead, false}, {1, 2, 1, 2, kWrite, false}});
   ASSERT_EQ(program.accesses().size(), 6u);
   for (const Access& access : program.accesses()) {
-    EXPECT_FALSE(access.swaps);
     EXPECT_EQ(program.accesses()[access.first_read].chunk, access.chunk);
     for (uint32_t next = static_cast<uint32_t>(&access - program.accesses().data()); next < access.end; ++next) {
       EXPECT_EQ(program.accesses()[next].chunk, access.chunk);

@@ -1,9 +1,7 @@
 #include "transport/shm/shm.h"
 
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -25,19 +23,12 @@ std::string namespace_id(const char* path) {
   return ::stat(path, &status) == 0 ? std::to_string(status.st_ino) : "?";
 }
 
-// Two processes are on one host when they share a boot of a kernel, the network namespace (abstract sockets live
-// there, and hosts of the lab must not see each other) and the process namespace (a pid must mean the same).
+// Two processes are on one host when they share a boot of a kernel and the network namespace: abstract sockets live
+// there, and hosts of the lab must not see each other.
 std::string host_id() {
   std::string boot = "?";
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return boot + "/" + namespace_id("/proc/self/ns/net") + "/" + namespace_id("/proc/self/ns/pid");
-}
-
-// Where only parents may look into a process (Yama, as on Ubuntu), peers must be allowed to.
-void allow_peers() {
-  int scope = 0;
-  std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> scope;
-  if (scope == 1) ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  return boot + "/" + namespace_id("/proc/self/ns/net");
 }
 
 sockaddr_un abstract(const std::string& name, socklen_t* length) {
@@ -52,7 +43,6 @@ sockaddr_un abstract(const std::string& name, socklen_t* length) {
 class Shm final : public Transport {
  public:
   Shm() : host_(host_id()) {
-    allow_peers();
     listener_ = Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!listener_) fail("socket");
     std::string name = "paceline-" + std::to_string(::getpid()) + "-";
@@ -64,7 +54,6 @@ class Shm final : public Transport {
     address_ = host_ + " " + name;
   }
 
-  const char* name() const override { return "shm"; }
   const std::string& address() const override { return address_; }
   bool reaches(const std::string& address) const override { return address.rfind(host_ + " ", 0) == 0; }
   int listening_fd() const override { return listener_.get(); }
@@ -80,30 +69,13 @@ class Shm final : public Transport {
     return fd;
   }
 
-  int pullable_process(int fd) const override {
-    ucred peer{};
-    socklen_t length = sizeof(peer);
-    if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.pid <= 0) return 0;
-    // An address of ours need not exist there: a fault still tells that we were allowed to look.
-    char byte = 0;
-    const iovec here{&byte, 1}, there{&byte, 1};
-    if (::process_vm_readv(peer.pid, &here, 1, &there, 1, 0) == 1 || errno == EFAULT) return peer.pid;
-    log(LogLevel::kWarning, "the kernel forbids reading the memory of process " + std::to_string(peer.pid) + " (" +
-                                std::strerror(errno) + "): payload goes through sockets, which is slower");
-    return 0;
-  }
-
-  void pull(int process, uint64_t address, void* to, size_t length) const override {
-    auto* at = static_cast<char*>(to);
-    while (length > 0) {
-      const iovec here{at, length};
-      const iovec there{reinterpret_cast<void*>(address), length};  // NOLINT(performance-no-int-to-ptr)
-      const ssize_t got = ::process_vm_readv(process, &here, 1, &there, 1, 0);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) fail("process_vm_readv");
-      at += got;
-      address += static_cast<uint64_t>(got);
-      length -= static_cast<size_t>(got);
+  std::unique_ptr<Rings> create_rings() const override {
+    try {
+      return std::make_unique<Rings>();
+    } catch (const std::system_error& error) {
+      log(LogLevel::kWarning, std::string("no memory can be shared with ranks of this host (") + error.what() +
+                                  "): payload goes through sockets, which is slower");
+      return nullptr;
     }
   }
 

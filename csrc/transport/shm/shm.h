@@ -1,5 +1,5 @@
-// Ranks of one host: small frames over a Unix socket, large payload pulled once, straight from the peer's memory,
-// by process_vm_readv. No segment to create, to size or to leave behind when a process is killed.
+// Ranks of one host: frames over a Unix socket, large payload through rings of shared memory that are passed over it.
+// The memory has no name, so nothing is left behind when a process is killed.
 #pragma once
 
 #include <memory>

@@ -123,7 +123,6 @@ class Tcp final : public Transport {
     address_ = text(endpoint);
   }
 
-  const char* name() const override { return "tcp"; }
   const std::string& address() const override { return address_; }
   bool reaches(const std::string& address) const override { return !address.empty(); }
   int listening_fd() const override { return listener_.get(); }
@@ -143,8 +142,7 @@ class Tcp final : public Transport {
     return fd;
   }
 
-  int pullable_process(int) const override { return 0; }
-  void pull(int, uint64_t, void*, size_t) const override { throw std::logic_error("tcp cannot pull"); }
+  std::unique_ptr<Rings> create_rings() const override { return nullptr; }
 
  private:
   Fd listener_;

@@ -15,31 +15,33 @@ using namespace paceline;
 namespace {
 
 // One frame: its type, which fields are not what they should be, those fields, and how much payload comes.
-void say(testing::Impostor& impostor, testing::Input& input, const Call& call, uint64_t bytes, uint64_t* moved) {
+void say(testing::Impostor& impostor, const Rings& rings, testing::Input& input, const Call& call, uint64_t bytes,
+         uint64_t* moved) {
   FrameHeader header;
   const uint8_t type = input.byte();
   if (type >= 0xf0) return impostor.send(input.take(input.byte()));  // no frame at all
-  header.type = static_cast<FrameType>(1 + type % 11);
+  header.type = static_cast<FrameType>(1 + type % 12);
   const uint8_t changed = input.byte();
   const bool collective = header.type <= FrameType::kPosted;
   header.seq = collective || header.type >= FrameType::kProbe ? 1 : 0;
   header.call = call;
   header.total = bytes;
-  header.offset = header.type == FrameType::kPulled ? bytes : *moved;
+  header.offset = *moved;
   header.length = header.type == FrameType::kError ? 5 : bytes - *moved;
   if ((changed & 1) != 0) header.id = static_cast<uint32_t>(input.number(4));
   if ((changed & 2) != 0) header.seq = input.number(2);
   if ((changed & 4) != 0) header.offset = input.number(4);
   if ((changed & 8) != 0) header.length = input.number(4);
   if ((changed & 16) != 0) header.total = input.number(4);
-  if ((changed & 32) != 0) header.address = input.number(8);
+  header.shared = (changed & 32) != 0;
   if ((changed & 64) != 0) header.call.count = input.number(2);
   std::vector<uint8_t> payload;
-  if (header.has_payload()) {
+  if (header.streamed_bytes() > 0) {
     const uint64_t whole = std::min<uint64_t>(header.length, 1 << 18);
     payload.resize((changed & 128) != 0 ? std::min<uint64_t>(input.number(3), whole) : whole, 0x55);
   }
-  if (header.type == FrameType::kData || header.type == FrameType::kAt)
+  if (header.type == FrameType::kRings && (changed & 1) == 0) return impostor.share(rings.fd());
+  if (header.type == FrameType::kData)
     *moved = std::min(bytes, *moved + header.length);
   impostor.send(header, payload);
 }
@@ -99,15 +101,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   };
   {
     testing::Impostor impostor(engine, shm);
+    const Rings rings;
     testing::require(impostor.introduce(member, 0, messages ? Lane::kMessages : Lane::kCollective),
                      "a member that is not welcome");
     Call call = operation->call;
     call.schedule = operation->program->digest();
     uint64_t moved = 0;
     const uint64_t chunk = operation->places[0].bytes;
-    if ((choices & 16) != 0) say(impostor, input, call, messages ? bytes : chunk, &moved);  // before the call
+    if ((choices & 16) != 0) say(impostor, rings, input, call, messages ? bytes : chunk, &moved);  // before the call
     post();
-    while (!input.empty()) say(impostor, input, call, messages ? bytes : chunk, &moved);
+    while (!input.empty()) say(impostor, rings, input, call, messages ? bytes : chunk, &moved);
     impostor.shut();
     for (const testing::Pending& entry : pending) {
       testing::require(entry.wait(std::chrono::seconds(5)).find("still in flight") == std::string::npos,
