@@ -20,6 +20,9 @@ constexpr uint32_t kExchangeTag = 0xffffffff;
 
 constexpr auto kSpin = std::chrono::microseconds(100);
 
+// Beyond this a clock's nanoseconds would not do, and nobody waits.
+constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
+
 ReduceOp op_of(const c10d::ReduceOp& op) {
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
@@ -95,7 +98,8 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
       settings_(std::move(settings)),
       options_(c10::make_intrusive<Options>("paceline", settings_.timeout)),
       engine_(settings_.engine) {
-  group_ = meet(engine_, *store, static_cast<uint32_t>(rank), static_cast<uint32_t>(size), settings_.host);
+  const c10::intrusive_ptr<c10d::Store> part = fresh_part(store, rank);
+  group_ = meet(engine_, *part, static_cast<uint32_t>(rank), static_cast<uint32_t>(size), settings_.host);
   std::vector<std::string> hosts;
   for (const PeerAddress& address : group_->membership().addresses) {
     // Ranks that can share memory are on one host, whatever it is called.
@@ -105,7 +109,7 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
   const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<size_t>(rank)]);
   if (here <= static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency())) spin_ = kSpin;
   try {
-    planner_ = settings_.make_planner(rank, size, store, hosts, [this](int to, int from, uint64_t bytes) {
+    planner_ = settings_.make_planner(rank, size, part, hosts, [this](int to, int from, uint64_t bytes) {
       return exchange_seconds(to, from, bytes);
     });
   } catch (...) {
@@ -149,7 +153,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
 }
 
 std::chrono::milliseconds Backend::timeout_or_default(std::chrono::milliseconds timeout) const {
-  return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
+  return std::min(timeout == c10d::kUnsetTimeout ? options_->timeout : timeout, kLongestTimeout);
 }
 
 void Backend::check_root(int64_t root, const char* operation) const {
@@ -696,7 +700,7 @@ Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool 
   message->tag = static_cast<uint32_t>(tag);
   message->data = flat.data();
   message->bytes = flat.bytes();
-  message->timeout = options_->timeout;
+  message->timeout = timeout_or_default(c10d::kUnsetTimeout);
   // The message outlives its own callback, and must not keep itself alive.
   message->on_done = [work, flat, tensor, receives, message = message.get()](const std::string& error) mutable {
     if (error.empty() && receives) {
@@ -752,8 +756,9 @@ std::future<void> Backend::start_message(int64_t peer, uint32_t tag, uint8_t* da
 double Backend::exchange_seconds(int to, int from, uint64_t bytes) {
   std::vector<uint8_t> out(bytes), in(bytes);
   const auto begin = Clock::now();
-  std::future<void> received = start_message(from, kExchangeTag, in.data(), bytes, true, options_->timeout);
-  start_message(to, kExchangeTag, out.data(), bytes, false, options_->timeout).get();
+  std::future<void> received =
+      start_message(from, kExchangeTag, in.data(), bytes, true, timeout_or_default(c10d::kUnsetTimeout));
+  start_message(to, kExchangeTag, out.data(), bytes, false, timeout_or_default(c10d::kUnsetTimeout)).get();
   received.get();
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }

@@ -4,14 +4,15 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace paceline {
 namespace {
 
-constexpr const char* kGroupKey = "paceline/group";
+constexpr const char* kGroupKey = "group";
 constexpr size_t kGroupBytes = sizeof(GroupId) + sizeof(Secret) + 8;
 
-std::string rank_key(uint32_t rank) { return "paceline/rank/" + std::to_string(rank); }
+std::string rank_key(uint32_t rank) { return "rank/" + std::to_string(rank); }
 
 std::vector<uint8_t> random_bytes(size_t size) {
   std::vector<uint8_t> bytes(size);
@@ -35,6 +36,11 @@ PeerAddress decode(const std::vector<uint8_t>& bytes) {
 }
 
 }  // namespace
+
+c10::intrusive_ptr<c10d::Store> fresh_part(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
+  const int64_t times = store->add("paceline/groups/" + std::to_string(rank), 1);
+  return c10::make_intrusive<c10d::PrefixStore>("paceline/" + std::to_string(times), store);
+}
 
 std::shared_ptr<Group> meet(const std::shared_ptr<Engine>& engine, c10d::Store& store, uint32_t rank, uint32_t size,
                             const std::string& host) {

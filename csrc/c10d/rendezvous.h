@@ -8,6 +8,9 @@
 
 namespace paceline {
 
+// A part of the store that no earlier group has written to: each rank counts how often it was there.
+c10::intrusive_ptr<c10d::Store> fresh_part(const c10::intrusive_ptr<c10d::Store>& store, int rank);
+
 // Blocks until every rank has published its address, at most for the store's timeout.
 std::shared_ptr<Group> meet(const std::shared_ptr<Engine>& engine, c10d::Store& store, uint32_t rank, uint32_t size,
                             const std::string& host);

@@ -1,5 +1,6 @@
 #include "engine/introductions.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -26,14 +27,27 @@ class Introductions::Door final : public Watcher {
   void on_event(uint32_t) override {
     for (int i = 0; i < 64; ++i) {
       Fd fd = transport_.accept();
+      if (!fd && (errno == EMFILE || errno == ENFILE)) return turn_away();
       if (!fd) return;
       introductions_.admit(transport_, std::move(fd));
     }
   }
 
  private:
+  // No file is left for whoever knocks; one that was kept for this lets us take them in and send them away, so that
+  // they do not knock for ever.
+  void turn_away() {
+    log(LogLevel::kWarning, "dropped a connection at " + transport_.address() + ": too many open files (ulimit -n)");
+    spare_.reset();
+    transport_.accept();
+    spare_ = spare();
+  }
+
+  static Fd spare() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
   Introductions& introductions_;
   Transport& transport_;
+  Fd spare_ = spare();
 };
 
 class Introductions::Stranger final : public Watcher {

@@ -50,12 +50,12 @@ def measure(rank: int, hosts: Sequence[str], exchange: Exchange, store: Store) -
         latency_s = min(exchange(to, source, 1) for _ in range(_LATENCY_ROUNDS))
         transfer_s = min(exchange(to, source, _RATE_BYTES) for _ in range(_RATE_ROUNDS))
         seen = (latency_s, _RATE_BYTES / max(transfer_s - latency_s, 1e-6))
-        store.set(f"paceline/links/{rank}", msgspec.json.encode(seen).decode())
+        store.set(f"links/{rank}", msgspec.json.encode(seen).decode())
     if rank == 0:
         told = [
-            msgspec.json.decode(store.get(f"paceline/links/{leader}"), type=tuple[float, float]) for leader in leaders
+            msgspec.json.decode(store.get(f"links/{leader}"), type=tuple[float, float]) for leader in leaders
         ]
         rate_of = {hosts[leader]: rate for leader, (_, rate) in zip(leaders, told, strict=True)}
         links = Links(median(latency for latency, _ in told), tuple(rate_of[host] for host in hosts))
-        store.set("paceline/links", msgspec.json.encode(links).decode())
-    return msgspec.json.decode(store.get("paceline/links"), type=Links)
+        store.set("links", msgspec.json.encode(links).decode())
+    return msgspec.json.decode(store.get("links"), type=Links)

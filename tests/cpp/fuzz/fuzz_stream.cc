@@ -41,8 +41,7 @@ void say(testing::Impostor& impostor, const Rings& rings, testing::Input& input,
     payload.resize((changed & 128) != 0 ? std::min<uint64_t>(input.number(3), whole) : whole, 0x55);
   }
   if (header.type == FrameType::kRings && (changed & 1) == 0) return impostor.share(rings.fd());
-  if (header.type == FrameType::kData)
-    *moved = std::min(bytes, *moved + header.length);
+  if (header.type == FrameType::kData) *moved = std::min(bytes, *moved + header.length);
   impostor.send(header, payload);
 }
 
