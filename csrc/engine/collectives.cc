@@ -37,24 +37,60 @@ constexpr auto kAskAfter = std::chrono::seconds(1);
 
 }  // namespace
 
-void Collectives::post(const std::shared_ptr<Operation>& operation) {
+std::optional<std::string> Collectives::post(const std::shared_ptr<Operation>& operation) {
   operation->seq = next_seq_++;
   if (!group_.failure().empty()) {
     operation->memory.clear();
     operation->on_done(operation->title() + ": " + group_.failure());
-    return;
+    return std::nullopt;
   }
   operation->posted_at = Clock::now();
   operation->deadline = operation->posted_at + operation->timeout;
   operation->ask_at = operation->posted_at + kAskAfter;
   operation->element_bytes = element_bytes(operation->call.dtype);
   operation->reduction = find_reduction(operation->call.dtype, operation->call.op);
+  operation->call.schedule = operation->awaits() ? 0 : operation->program->digest();
+  history_.push_back(operation->call);
+  if (history_.size() > kHistory) history_.pop_front();
+  group_.decisions().called(*operation);
+  if (!group_.failure().empty()) {
+    operation->memory.clear();
+    operation->on_done(operation->title() + ": " + group_.failure());
+    return std::nullopt;
+  }
+  if (!operation->awaits()) {
+    start(operation);
+    return std::nullopt;
+  }
+  // Until it is known to whom it sends, later ones must not pass it on the way to anybody.
+  operation->left = 1;
+  operations_[operation->seq] = operation;
+  for (uint32_t peer = 0; peer < group_.size(); ++peer) {
+    if (peer != group_.rank()) outgoing_[peer].queues[operation->seq].left = 1;
+  }
+  return group_.decisions().await(operation);
+}
+
+void Collectives::begin(const std::shared_ptr<Operation>& operation, Prepared prepared) {
+  if (find(operation->seq) != operation || !operation->awaits()) return;  // the group has failed meanwhile
+  operation->program = std::move(prepared.program);
+  operation->places = std::move(prepared.places);
   operation->call.schedule = operation->program->digest();
+  const uint64_t age = next_seq_ - 1 - operation->seq;
+  if (age < history_.size()) history_[history_.size() - 1 - age].schedule = operation->call.schedule;
+  operations_.erase(operation->seq);
+  for (auto& [peer, outgoing] : outgoing_) {
+    outgoing.queues.erase(operation->seq);
+    Connection* connection = outgoing.queues.empty() ? nullptr : group_.connection(peer, Lane::kCollective);
+    if (connection != nullptr) group_.mark(*connection);
+  }
+  start(operation);
+}
+
+void Collectives::start(const std::shared_ptr<Operation>& operation) {
   const Program& program = *operation->program;
   operation->progress.resize(program.accesses().size());
   operation->left = static_cast<uint32_t>(program.accesses().size());
-  history_.push_back(operation->call);
-  if (history_.size() > kHistory) history_.pop_front();
   if (operation->left == 0) {
     complete(operation);
     return;
@@ -211,9 +247,10 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
     return FrameHandler::Verdict::kTake;
   }
   const auto found = operations_.find(header.seq);
-  if (found == operations_.end()) {
+  const bool awaits = found != operations_.end() && found->second->awaits();
+  if (found == operations_.end() || awaits) {
     if (header.type == FrameType::kPulled) return FrameHandler::Verdict::kTake;  // of a collective that has failed
-    if (header.seq < next_seq_) {
+    if (awaits ? !header.call.fits(found->second->call) : header.seq < next_seq_) {
       group_.fail(connection.peer(), mismatch(connection.peer(), header.call, header.seq));
       return FrameHandler::Verdict::kTake;
     }
@@ -260,11 +297,11 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header) {
     early_[header.seq].push_back({connection.peer(), header, std::move(entry->second.payload)});
     receiving_.erase(entry);
     const std::shared_ptr<Operation> called = find(header.seq);  // while the frame arrived
-    if (called != nullptr) replay(called);
+    if (called != nullptr && !called->awaits()) replay(called);
     return;
   }
   const auto found = operations_.find(header.seq);
-  if (found == operations_.end()) return;
+  if (found == operations_.end() || found->second->awaits()) return;
   const std::shared_ptr<Operation> operation = found->second;
   const Program::Peer* peer = operation->program->find_peer(connection.peer());
   if (header.type == FrameType::kPulled) {
@@ -520,6 +557,7 @@ void Collectives::fail(const std::string& reason) {
 
 bool Collectives::needs(uint32_t peer) const {
   for (const auto& [seq, operation] : operations_) {
+    if (operation->awaits()) return true;
     const Program::Peer* entry = operation->program->find_peer(peer);
     if (entry == nullptr) continue;
     for (const auto* list : {&entry->sends, &entry->receives}) {
@@ -546,9 +584,13 @@ std::shared_ptr<Operation> Collectives::earliest(Clock::time_point Operation::* 
 }
 
 void Collectives::compare(uint32_t peer, uint64_t seq, const Call& theirs) {
-  if (seq >= next_seq_ || next_seq_ - 1 - seq >= history_.size()) return;
-  const Call& ours = history_[history_.size() - (next_seq_ - seq)];
-  if (ours != theirs) group_.fail(peer, mismatch(peer, theirs, seq));
+  const Call* ours = called(seq);
+  if (ours != nullptr && !ours->fits(theirs)) group_.fail(peer, mismatch(peer, theirs, seq));
+}
+
+const Call* Collectives::called(uint64_t seq) const {
+  if (seq >= next_seq_ || next_seq_ - 1 - seq >= history_.size()) return nullptr;
+  return &history_[history_.size() - (next_seq_ - seq)];
 }
 
 std::shared_ptr<Operation> Collectives::find(uint64_t seq) const {
@@ -557,6 +599,7 @@ std::shared_ptr<Operation> Collectives::find(uint64_t seq) const {
 }
 
 std::vector<uint32_t> Collectives::waits_for(const Operation& operation) const {
+  if (operation.awaits()) return group_.decisions().waits_for(operation);
   std::vector<uint32_t> ranks;
   for (const Program::Peer& peer : operation.program->peers()) {
     bool waits = false;

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,10 @@ class Collectives {
  public:
   explicit Collectives(Group& group) : group_(group) {}
 
-  void post(const std::shared_ptr<Operation>& operation);
+  // Of an operation that awaits a decision: the choice, if it is made but its program is not; then the caller prepares.
+  std::optional<std::string> post(const std::shared_ptr<Operation>& operation);
+  // It has been decided how an operation runs.
+  void begin(const std::shared_ptr<Operation>& operation, Prepared prepared);
 
   FrameHandler::Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to);
   void on_frame(Connection& connection, const FrameHeader& header);
@@ -42,6 +46,8 @@ class Collectives {
   std::shared_ptr<Operation> find(uint64_t seq) const;
   // The ranks it still expects bytes from, or whose pull it awaits.
   std::vector<uint32_t> waits_for(const Operation& operation) const;
+  // What this rank called by this number, if it has and that is not long ago.
+  const Call* called(uint64_t seq) const;
 
   uint64_t last_posted() const { return next_seq_ - 1; }
   Call last_call() const { return history_.empty() ? Call{} : history_.back(); }
@@ -63,6 +69,7 @@ class Collectives {
     std::vector<uint8_t> payload;
   };
 
+  void start(const std::shared_ptr<Operation>& operation);
   uint64_t limit(const Operation& operation, uint32_t access) const;
   void offer(const std::shared_ptr<Operation>& operation, uint32_t access);
   void hand_over(Connection& connection, const std::shared_ptr<Operation>& operation, uint32_t access);
