@@ -9,6 +9,8 @@ import numpy.typing as npt
 from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import Store
 
+from paceline.planner import Planner
+
 class Program:
     """What one rank does in a schedule."""
 
@@ -36,10 +38,9 @@ class Backend(TorchBackend):
         timeout: timedelta,
         engine: Engine,
         host: str,
-        make_planner: Callable[
-            [int, int, Any, Sequence[str], Callable[[int, int, int], float]], Callable[[str, int, int, bool], Program]
-        ],
+        make_planner: Callable[[int, int, Any, Sequence[str], Callable[[int, int, int], float]], Planner],
     ) -> None: ...
+    def arrivals(self) -> list[tuple[int, int, int, str, tuple[float, ...]]]: ...
     def chosen(self) -> list[str]: ...
 
 def set_log_level(level: int) -> None: ...
