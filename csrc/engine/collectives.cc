@@ -32,6 +32,9 @@ constexpr uint64_t kMostEarlyFrameBytes = 8 << 10;
 
 constexpr size_t kHistory = 256;
 
+// A send of an earlier step that makes no progress for so long does not keep others waiting: its receiver may be late.
+constexpr auto kGiveWay = std::chrono::milliseconds(20);
+
 // A collective that takes longer than this may be waiting for a rank that has called another one.
 constexpr auto kAskAfter = std::chrono::seconds(1);
 
@@ -153,7 +156,16 @@ void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t in
   if (progress.queued || ready == progress.moved) return;
   if (ready < bytes && ready - progress.moved < kSliceBytes) return;  // wait for a slice that is worth a frame
   progress.queued = true;
-  outgoing_[access.peer].queues[operation->seq].ready.push_back(index);
+  std::deque<uint32_t>& queue = outgoing_[access.peer].queues[operation->seq].ready;
+  if (operation->program->in_order()) {
+    const std::vector<Access>& all = operation->program->accesses();
+    queue.insert(std::upper_bound(queue.begin(), queue.end(), index,
+                                  [&](uint32_t a, uint32_t b) { return all[a].step < all[b].step; }),
+                 index);
+    operation->sending.insert({access.step, index});
+  } else {
+    queue.push_back(index);
+  }
   Connection* connection = group_.connection(access.peer, Lane::kCollective);
   if (connection != nullptr) group_.mark(*connection);
 }
@@ -173,6 +185,7 @@ void Collectives::on_room(Connection& connection) {
     Outgoing::Queue& queue = entry->second;
     while (!queue.ready.empty() && connection.has_room()) {
       const uint32_t access = queue.ready.front();
+      if (gives_way(*operation->second, access)) break;
       hand_over(connection, operation->second, access);
       const Operation::Progress& progress = operation->second->progress[access];
       if (progress.queued) continue;
@@ -215,12 +228,54 @@ void Collectives::hand_over(Connection& connection, const std::shared_ptr<Operat
   connection.enqueue(std::move(frame));
 }
 
+// Whether a send waits for those of earlier steps: all that are ready, except to peers that take nothing.
+bool Collectives::gives_way(const Operation& operation, uint32_t index) {
+  const uint32_t step = operation.program->accesses()[index].step;
+  if (operation.sending.empty() || operation.sending.begin()->first >= step) return false;
+  const Clock::time_point now = Clock::now();
+  for (const auto& [earlier, access] : operation.sending) {
+    if (earlier >= step) return false;
+    const uint32_t peer = operation.program->accesses()[access].peer;
+    const Connection* connection = group_.connection(peer, Lane::kCollective);
+    if (connection == nullptr || connection->pullable_process() != 0) continue;
+    if (connection->blocked_since() != Clock::time_point::max() && now - connection->blocked_since() > kGiveWay) continue;
+    give_way_until_ = now + kGiveWay;
+    return true;
+  }
+  return false;
+}
+
+void Collectives::let_others_send(const Operation& operation) {
+  for (const auto& [peer, outgoing] : outgoing_) {
+    const auto queue = outgoing.queues.find(operation.seq);
+    if (queue == outgoing.queues.end() || queue->second.ready.empty()) continue;
+    Connection* connection = group_.connection(peer, Lane::kCollective);
+    if (connection != nullptr) group_.mark(*connection);
+  }
+}
+
+Clock::time_point Collectives::tick(Clock::time_point now) {
+  if (now < give_way_until_) return give_way_until_;
+  give_way_until_ = Clock::time_point::max();
+  for (const auto& [seq, operation] : operations_) {
+    if (!operation->sending.empty()) let_others_send(*operation);
+  }
+  group_.flush_marked();
+  return give_way_until_;
+}
+
 void Collectives::on_sent(Connection& connection, const OutFrame& frame) {
   if (frame.header.type != FrameType::kData) return;
   const std::shared_ptr<Operation> operation = find(frame.header.seq);  // held: this may be its last byte
   if (operation == nullptr) return;
   const Program::Peer* peer = operation->program->find_peer(connection.peer());
-  advance(operation, peer->sends[frame.header.id], frame.header.length);
+  const uint32_t index = peer->sends[frame.header.id];
+  const Operation::Progress& progress = operation->progress[index];
+  if (operation->program->in_order() && !progress.queued && progress.done + frame.header.length == progress.moved) {
+    operation->sending.erase({operation->program->accesses()[index].step, index});
+    let_others_send(*operation);
+  }
+  advance(operation, index, frame.header.length);
 }
 
 // An access has gone on by so many bytes: so may those that wait for it.

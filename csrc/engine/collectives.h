@@ -30,6 +30,8 @@ class Collectives {
   void on_frame(Connection& connection, const FrameHeader& header);
   void on_sent(Connection& connection, const OutFrame& frame);
   void on_room(Connection& connection);
+  // Sends that gave way to others for too long go on. Returns when to be called again.
+  Clock::time_point tick(Clock::time_point now);
 
   // One slice of pulling; false when there is nothing to pull.
   bool work();
@@ -73,6 +75,8 @@ class Collectives {
   uint64_t limit(const Operation& operation, uint32_t access) const;
   void offer(const std::shared_ptr<Operation>& operation, uint32_t access);
   void hand_over(Connection& connection, const std::shared_ptr<Operation>& operation, uint32_t access);
+  bool gives_way(const Operation& operation, uint32_t access);
+  void let_others_send(const Operation& operation);
   void advance(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t bytes);
   void apply(const std::shared_ptr<Operation>& operation, uint32_t access);
   void write(Operation& operation, uint32_t access, uint64_t offset, const uint8_t* bytes, uint64_t length);
@@ -93,6 +97,7 @@ class Collectives {
   std::map<uint32_t, Outgoing> outgoing_;
   std::map<uint64_t, std::vector<Early>> early_;  // frames of collectives this rank has not called yet
   uint64_t early_bytes_ = 0;
+  Clock::time_point give_way_until_ = Clock::time_point::max();
   std::vector<std::pair<std::weak_ptr<Operation>, uint32_t>> pulls_;  // a stack: what was let go on last is in cache
 
   // The frame being received on a connection, where its payload goes to scratch first.

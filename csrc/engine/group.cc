@@ -326,7 +326,7 @@ Clock::time_point Group::tick(Clock::time_point now) {
     return now + kInquiryTime;
   }
   if (operation != nullptr) next = std::min(next, operation->deadline);
-  next = std::min(next, decisions_.tick(now));
+  next = std::min({next, decisions_.tick(now), collectives_.tick(now)});
   if (!failure_.empty()) return next;
   const std::shared_ptr<Message> message = mailbox_.earliest();
   if (message != nullptr && message->deadline <= now) {

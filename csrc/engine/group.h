@@ -94,6 +94,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   void on_frame(Connection& connection, const FrameHeader& header) override;
   void on_sent(Connection& connection, const OutFrame& frame) override;
   void on_room(Connection& connection) override;
+  void on_flushed() override { flush_marked(); }
   void on_broken(Connection& connection, const std::string& reason) override;
 
  private:

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,8 @@ struct Operation {
   };
   std::vector<Progress> progress;  // one an access
   uint32_t left = 0;               // accesses not done
+  // Of a program that sends in order: reads with bytes that are ready, and not with the kernel yet, by step.
+  std::set<std::pair<uint32_t, uint32_t>> sending;
 
   // Bytes that have arrived (or can be pulled) before they may be written.
   struct Block {

@@ -15,7 +15,14 @@ class Program:
     """What one rank does in a schedule."""
 
     def __init__(
-        self, rank: int, num_ranks: int, num_chunks: int, digest: int, name: str, rows: npt.NDArray[np.int64]
+        self,
+        rank: int,
+        num_ranks: int,
+        num_chunks: int,
+        digest: int,
+        name: str,
+        rows: npt.NDArray[np.int64],
+        in_order: bool = False,
     ) -> None: ...
     @property
     def name(self) -> str: ...

@@ -43,7 +43,9 @@ class Planner:
         collective = Collective(Kind(kind), self._cluster.num_ranks, root)
         plain = select(collective, self._cluster, size_bytes, exact=exact, wanted=self._config.algorithms)
         chosen = stragglers.decide(collective, self._cluster, size_bytes, choice or self._always, plain)
-        return program(chosen.proof, self._rank, name=plain.algorithm if chosen is plain else _title(chosen))
+        if chosen is plain:
+            return program(plain.proof, self._rank)
+        return program(chosen.proof, self._rank, name=_title(chosen), in_order=True)
 
     def forecast(self, records: Sequence[Raw]) -> str:
         """On rank 0, with what was seen since the last time: the choice for collectives to come."""
