@@ -19,14 +19,16 @@ void say(testing::Impostor& impostor, testing::Input& input, const Call& call, u
   FrameHeader header;
   const uint8_t type = input.byte();
   if (type >= 0xf0) return impostor.send(input.take(input.byte()));  // no frame at all
-  header.type = static_cast<FrameType>(1 + type % 11);
+  header.type = static_cast<FrameType>(1 + type % 13);
   const uint8_t changed = input.byte();
   const bool collective = header.type <= FrameType::kPosted;
+  const bool decides = header.type >= FrameType::kArrived;
   header.seq = collective || header.type >= FrameType::kProbe ? 1 : 0;
   header.call = call;
   header.total = bytes;
   header.offset = header.type == FrameType::kPulled ? bytes : *moved;
-  header.length = header.type == FrameType::kError ? 5 : bytes - *moved;
+  header.length = header.type == FrameType::kError ? 5 : header.type == FrameType::kDecided ? 1 : bytes - *moved;
+  if (decides) header.offset = 1;
   if ((changed & 1) != 0) header.id = static_cast<uint32_t>(input.number(4));
   if ((changed & 2) != 0) header.seq = input.number(2);
   if ((changed & 4) != 0) header.offset = input.number(4);
