@@ -35,7 +35,7 @@ class Backend final : public c10d::Backend {
     std::string host;
     // Makes the planner of a group when all have met.
     std::function<Plans(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store,
-                          const std::vector<std::string>& hosts, const Exchange& exchange)>
+                        const std::vector<std::string>& hosts, const Exchange& exchange)>
         make_planner;
   };
 

@@ -16,8 +16,8 @@
 namespace paceline {
 
 // What the planner is asked: the collective, its root, the bytes of the whole buffer (rounded up to a power of two, so
-// that few schedules serve all sizes), whether the order of additions is free (whole numbers, min, max, moves), and what
-// was decided about late ranks (empty: nothing).
+// that few schedules serve all sizes), whether the order of additions is free (whole numbers, min, max, moves), and
+// what was decided about late ranks (empty: nothing).
 struct PlanRequest {
   Kind kind;
   int root = 0;

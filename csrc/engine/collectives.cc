@@ -238,7 +238,8 @@ bool Collectives::gives_way(const Operation& operation, uint32_t index) {
     const uint32_t peer = operation.program->accesses()[access].peer;
     const Connection* connection = group_.connection(peer, Lane::kCollective);
     if (connection == nullptr || connection->pullable_process() != 0) continue;
-    if (connection->blocked_since() != Clock::time_point::max() && now - connection->blocked_since() > kGiveWay) continue;
+    if (connection->blocked_since() != Clock::time_point::max() && now - connection->blocked_since() > kGiveWay)
+      continue;
     give_way_until_ = now + kGiveWay;
     return true;
   }

@@ -114,8 +114,7 @@ void Decisions::on_frame(Connection& connection, const FrameHeader& header) {
   const std::vector<uint8_t> bytes = std::move(texts_[&connection]);
   texts_.erase(&connection);
   if (peer != kCoordinator) return group_.fail(peer, group_.who(peer) + " decides, and is not the coordinator");
-  if (header.offset != decided_ + 1 || header.seq < header.offset ||
-      header.seq > turns_ + kMostTurnsAhead) {
+  if (header.offset != decided_ + 1 || header.seq < header.offset || header.seq > turns_ + kMostTurnsAhead) {
     return group_.fail(peer, group_.who(peer) + " sent a decision out of order");
   }
   const auto length = static_cast<std::ptrdiff_t>(header.length);
@@ -264,9 +263,8 @@ const std::string* Decisions::choice_of(uint64_t turn) const {
 void Decisions::launch(const std::shared_ptr<Operation>& operation, const std::string& choice) {
   std::optional<Prepared> known = operation->prepare(choice, false);
   if (known) return group_.collectives().begin(operation, std::move(*known));
-  rules_->elsewhere([group = group_.shared_from_this(), operation, choice] {
-    group->engine().prepare(group, operation, choice);
-  });
+  rules_->elsewhere(
+      [group = group_.shared_from_this(), operation, choice] { group->engine().prepare(group, operation, choice); });
 }
 
 void Decisions::tell(uint32_t peer) {

@@ -11,8 +11,8 @@
 //   the missing ranks were announced before, and have     the missing ranks, at once
 //   not been seen since
 //
-// A decision is never taken back, so ranks cannot disagree. What a choice means is the business of `prepare`. The engine
-// knows no algorithm.
+// A decision is never taken back, so ranks cannot disagree. What a choice means is the business of `prepare`. The
+// engine knows no algorithm.
 //
 //   an operation   event                          becomes
 //   awaiting       its turn is decided            preparing (at once where the program is in the book)
@@ -44,10 +44,10 @@ class Decisions {
     uint64_t turn = 0;
     uint64_t seq = 0;
     Call call;
-    uint32_t first = 0;                        // the rank that called it first
-    std::vector<Clock::time_point> arrivals;   // by rank
-    uint32_t missing = 0;                      // ranks that have not come yet
-    Clock::time_point last;                    // arrival
+    uint32_t first = 0;                       // the rank that called it first
+    std::vector<Clock::time_point> arrivals;  // by rank
+    uint32_t missing = 0;                     // ranks that have not come yet
+    Clock::time_point last;                   // arrival
     std::string choice;
     uint64_t bytes() const;
   };
@@ -116,11 +116,11 @@ class Decisions {
   std::deque<FrameHeader> unsaid_;                           // arrivals, until there is a connection
 
   // Of the coordinator.
-  uint64_t first_pending_ = 1;          // the first turn that not all ranks have come to
-  std::deque<Record> pending_;          // from that turn on
-  std::vector<uint64_t> arrived_;       // by rank: the last turn it has come to
-  std::vector<uint64_t> told_;          // by rank: the last turn it knows the decision of
-  std::vector<bool> absent_;            // announced as missing, and not seen since
+  uint64_t first_pending_ = 1;     // the first turn that not all ranks have come to
+  std::deque<Record> pending_;     // from that turn on
+  std::vector<uint64_t> arrived_;  // by rank: the last turn it has come to
+  std::vector<uint64_t> told_;     // by rank: the last turn it knows the decision of
+  std::vector<bool> absent_;       // announced as missing, and not seen since
   Clock::time_point settle_at_ = Clock::time_point::max();
   std::string forecast_;
   bool asking_ = false;

@@ -212,9 +212,12 @@ TEST_P(Decided, AChoiceThatNobodyKnowsEndsTheGroupWithASentence) {
 TEST_P(Decided, AnotherCallIsNamed) {
   for (const uint32_t other : {0u, 1u, 2u}) {
     start(3, rules());
-    Question question(3, 1000, 1);
+    Question first(3, 10, 1), question(3, 1000, 1);
     Job job(ring_all_reduce(3), Kind::kAllReduce, 3, 77, 1);
     std::vector<Pending> pending;
+    for (uint32_t rank = 0; rank < 3; ++rank) pending.push_back(post(rank, first));
+    for (const Pending& entry : pending) ASSERT_EQ(entry.wait(), "");
+    pending.clear();
     for (uint32_t rank = 0; rank < 3; ++rank) {
       pending.push_back(rank == other ? ranks_->post(rank, job.operation(rank)) : post(rank, question));
     }

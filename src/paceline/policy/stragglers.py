@@ -98,7 +98,9 @@ def parse(choice: str, num_ranks: int) -> dict[int, float | None]:
     for entry in filter(None, choice.split(",")):
         rank, colon, milliseconds = entry.partition(":")
         if not rank.isdecimal() or (colon and not milliseconds.isdecimal()) or len(entry) > 20:
-            raise UsageError(f"late ranks are given like 3 or 2:400,5:1200 (rank and milliseconds), not {choice!r:.100}")
+            raise UsageError(
+                f"late ranks are given like 3 or 2:400,5:1200 (rank and milliseconds), not {choice!r:.100}"
+            )
         if int(rank) >= num_ranks or int(rank) in late:
             raise UsageError(f"rank {rank} cannot be late (again): the ranks are 0 to {num_ranks - 1}, each named once")
         late[int(rank)] = int(milliseconds) / 1e3 if colon else None

@@ -13,6 +13,7 @@ from paceline.ir.cost import cost
 from paceline.policy import stragglers
 from paceline.policy.select import select
 from paceline.policy.stragglers import Seen, decide, forecast, lateness, parse, rules, spell, within
+from strategies import examples
 
 LAN = Cluster.preset("lan8")
 SIZE = 1 << 26
@@ -59,6 +60,7 @@ def test_a_choice_for_a_smaller_group() -> None:
     assert within("7", 6) == ""
 
 
+@examples(20)
 @given(
     late=st.dictionaries(st.integers(0, 7), st.integers(1, 4000) | st.none(), max_size=3),
     size_bytes=st.integers(16, 27).map(lambda power: 1 << power),
