@@ -2,9 +2,9 @@
 
     python benchmarks/late_ranks.py [ROW ...] [--reps 3] [--mb 64]
 
-Needs root (docs/lab.md). Every row is one set of processes on hosts of 500 Mbit/s; contenders take turns in it. *Exposed*
-is from the last rank's call to the last rank's end, on the machine's one clock; *limit* is one buffer over a port,
-headers included. Each result is checked: the right sum, the same bits on all ranks.
+Needs root (docs/lab.md). Every row is one set of processes on hosts of 500 Mbit/s; contenders take turns in it.
+*Exposed* is from the last rank's call to the last rank's end, on the machine's one clock; *limit* is one buffer over a
+port, headers included. Each result is checked: the right sum, the same bits on all ranks.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def rank_process(task: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def run(row: Row, reps: int, size_bytes: int) -> list[tuple[int, dict[str, float], list[Any]]]:
-    """Median exposed seconds of each contender, by size."""
+def run(row: Row, reps: int, size_bytes: int) -> tuple[list[tuple[int, dict[str, float]]], list[Any]]:
+    """Median exposed seconds of each contender, by size; and what was chosen."""
     from paceline.lab import Lab
 
     counts = [int(mb * 250_000) for mb in row.sizes_mb] or [size_bytes // 4]
@@ -132,7 +132,7 @@ def run(row: Row, reps: int, size_bytes: int) -> list[tuple[int, dict[str, float
             exposed = max(one[1] for one in times) - max(one[0] for one in times)
             found[turn[0]["count"]].setdefault(name, []).append(exposed)
     chosen = [line for mine in lines for line in mine if "chosen" in line]
-    return [(count, {name: median(values) for name, values in found[count].items()}, chosen) for count in counts]
+    return [(count, {name: median(values) for name, values in found[count].items()}) for count in counts], chosen
 
 
 def main() -> None:
@@ -144,10 +144,12 @@ def main() -> None:
     parser.add_argument("--rank-process", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_process:
-        return rank_process(options.rank_process)
+        rank_process(options.rank_process)
+        return
     for name in options.rows or ROWS:
         row = ROWS[name]
-        for count, exposed_s, chosen in run(row, options.reps, int(options.mb * 1e6)):
+        results, chosen = run(row, options.reps, int(options.mb * 1e6))
+        for count, exposed_s in results:
             best = exposed_s[row.contenders[0]]
             limit = limit_s(4 * count) * row.bound
             against = ", ".join(f"{other}: {exposed_s[other] / best:.3f}x" for other in row.contenders[1:])

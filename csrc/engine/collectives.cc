@@ -228,7 +228,7 @@ void Collectives::hand_over(Connection& connection, const std::shared_ptr<Operat
   connection.enqueue(std::move(frame));
 }
 
-// Whether a send waits for those of earlier steps: all that are ready, except to peers that take nothing.
+// Whether a send waits for those of earlier steps: all that could go now, except to peers that take nothing.
 bool Collectives::gives_way(const Operation& operation, uint32_t index) {
   const uint32_t step = operation.program->accesses()[index].step;
   if (operation.sending.empty() || operation.sending.begin()->first >= step) return false;
@@ -236,10 +236,13 @@ bool Collectives::gives_way(const Operation& operation, uint32_t index) {
   for (const auto& [earlier, access] : operation.sending) {
     if (earlier >= step) return false;
     const uint32_t peer = operation.program->accesses()[access].peer;
+    const Outgoing& outgoing = outgoing_[peer];
+    const bool first = outgoing.queues.empty() || outgoing.queues.begin()->first >= operation.seq;
+    if (!first && outgoing.posted < operation.seq) continue;  // as on_room has it
     const Connection* connection = group_.connection(peer, Lane::kCollective);
     if (connection == nullptr || connection->pullable_process() != 0) continue;
-    if (connection->blocked_since() != Clock::time_point::max() && now - connection->blocked_since() > kGiveWay)
-      continue;
+    const Clock::time_point since = connection->blocked_since();
+    if (since != Clock::time_point::max() && now - since > kGiveWay) continue;
     give_way_until_ = now + kGiveWay;
     return true;
   }

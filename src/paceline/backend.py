@@ -66,7 +66,7 @@ def _engine(config: Config) -> Engine:
         return _engines[key]
 
 
-def _planner(config: Config, rank: int, size: int, store: Any, hosts: Sequence[str], exchange: Exchange) -> Planner:
+def _planner(config: Config, rank: int, _size: int, store: Any, hosts: Sequence[str], exchange: Exchange) -> Planner:
     """Measures the links, if there are any, and makes what turns requests of the backend into programs of this rank."""
     from paceline.observe.links import measure
     from paceline.planner import Planner

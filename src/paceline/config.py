@@ -6,7 +6,7 @@ variable                meaning                                                 
 PACELINE_ALGORITHM      which algorithm runs a collective: ``ring`` for all that can, or by collective,       chosen by
                         ``allreduce:ring,broadcast:chain``; the same on all ranks                             cost
 PACELINE_IFNAME         the network interface to listen on; GLOO_SOCKET_IFNAME is taken where it is not set   by the
-                                                                                                              host's name
+                                                                                                              host name
 PACELINE_TRANSPORT      ``auto``: ranks of one host read each other's memory, others use TCP; ``tcp``: all    auto
                         use TCP
 PACELINE_RATE           what a rank can send and receive, like ``10gbit``: measured where it is not set       measured

@@ -9,9 +9,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import BACKEND, Member, Ranks, run_ranks
 
 from paceline.backend import arrivals, chosen_algorithms
+from ranks import BACKEND, Member, Ranks, run_ranks
 
 pytestmark = pytest.mark.skipif(BACKEND != "paceline", reason="tests Paceline's own decisions")
 

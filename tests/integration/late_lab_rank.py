@@ -1,4 +1,4 @@
-"""What a host of the lab runs in test_late_in_lab.py: rank 2 is late for some steps, then in time, and what was chosen."""
+"""What a host of the lab runs in test_late_in_lab.py: rank 2 is late for some steps, and then in time."""
 
 from __future__ import annotations
 

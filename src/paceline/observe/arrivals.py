@@ -1,7 +1,7 @@
 """Who arrives when: what rank 0 has seen of the arrivals at a group's large all-reduces, and what it says of each rank.
 
-Times are of rank 0's clock alone, taken by its progress thread, so clocks need not agree and a late training thread does
-not hide the arrivals of others.
+Times are of rank 0's clock alone, taken by its progress thread, so clocks need not agree and a late training thread
+does not hide the arrivals of others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Late ranks: who will be late, whether that is worth another schedule, and which. Numbers in, decision out.
 
 A *choice* is what the ranks of a group agree on, as text: the late ranks, each with its lateness in milliseconds
-behind the rest (``3:200``, ``2:400,5:1200``), or without where it is only known that they are late (``3``). Empty: nobody
-is. :func:`decide` turns a choice into a plan for a size, by price; all ranks have the same numbers, so they get the same.
+behind the rest (``3:200``, ``2:400,5:1200``), or without where it is only known that they are late (``3``). Empty:
+nobody is. :func:`decide` turns a choice into a plan for a size, by price; all ranks have the same numbers, so they
+get the same.
 
 Two forms lead to a choice. *Prediction*: :func:`forecast` finds ranks that keep coming late. *Announcement*: a rank is
 missing now, and :func:`rules` says how long the coordinator waits for it before it says so.
@@ -35,7 +36,7 @@ _PATIENCE, _LEAST_PATIENCE_S = 0.6, 0.02
 been better off without: below 0.2 buffer times of lateness the plain schedule wins, and most jitter is shorter."""
 
 _ROUND_TRIPS, _HANDLING_S = 100, 20e-6
-"""A collective awaits a decision if it takes so many times what the decision costs; a frame costs the coordinator this."""
+"""A collective awaits a decision if it takes so many times what that costs; a frame costs the coordinator this."""
 
 _WINDOW = 8
 """Collectives for which a forecast is granted."""
