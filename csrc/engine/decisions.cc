@@ -159,7 +159,9 @@ void Decisions::arrive(uint32_t rank, uint64_t turn, uint64_t seq, const Call& c
   --record.missing;
   // A rank is known to have died by the end of its connection: have one to each.
   for (uint32_t peer = 0; peer < group_.size() && group_.failure().empty(); ++peer) {
-    if (peer != group_.rank()) group_.connection(peer, Lane::kMessages);
+    if (peer == group_.rank()) continue;
+    group_.connection(peer, Lane::kMessages);
+    if (group_.gone(peer, Lane::kMessages)) group_.lose(peer, "");
   }
   if (group_.failure().empty()) settle(now);
 }

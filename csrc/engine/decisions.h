@@ -73,6 +73,8 @@ class Decisions {
   // An operation awaits its turn. Returns the choice if it is made and the program is not: the caller prepares.
   std::optional<std::string> await(const std::shared_ptr<Operation>& operation);
   std::vector<uint32_t> waits_for(const Operation& operation) const;
+  // The coordinator needs every rank while there is something to decide, also before it has called it itself.
+  bool needs_all() const { return coordinates() && first_pending_ + pending_.size() > decided_ + 1; }
 
   void on_header(Connection& connection, const FrameHeader& header, uint8_t** to);
   void on_frame(Connection& connection, const FrameHeader& header);

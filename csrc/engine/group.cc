@@ -62,7 +62,7 @@ Connection* Group::connection(uint32_t peer, Lane lane) {
 }
 
 void Group::reopen(uint32_t peer, Lane lane) {
-  if (collectives_.needs(peer) || mailbox_.needs(peer)) connection(peer, lane);
+  if (collectives_.needs(peer) || mailbox_.needs(peer) || decisions_.needs_all()) connection(peer, lane);
   if (gone(peer, lane)) lose(peer, "");
 }
 
@@ -212,7 +212,7 @@ void Group::lose(uint32_t peer, const std::string& reason) {
   if (!failure_.empty() || left_) return;
   if (inquiry_ != nullptr) return;  // conclude() knows more
   const bool needed = (gone(peer, Lane::kCollective) && collectives_.needs(peer)) ||
-                      (gone(peer, Lane::kMessages) && mailbox_.needs(peer));
+                      (gone(peer, Lane::kMessages) && (mailbox_.needs(peer) || decisions_.needs_all()));
   if (needed) return fail(peer, who(peer) + " " + peers_[peer].ending);
   // The end of a connection that is not read is not seen: it may lie behind more than the kernel holds.
   for (LaneState& lane : peers_[peer].lanes) {
