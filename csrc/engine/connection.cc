@@ -94,7 +94,10 @@ void Connection::on_event(uint32_t events) {
       for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) got = read_some();
     }
   }
-  if (!broken_ && (events & EPOLLOUT) != 0) flush();
+  if (!broken_ && (events & EPOLLOUT) != 0) {
+    flush();
+    handler_.on_flushed();
+  }
   settle();
 }
 
@@ -341,7 +344,10 @@ bool Connection::write_some() {
   const ssize_t sent = transmit(std::span(parts).first(count));
   if (sent < 0) {
     socket_full_ = errno == EAGAIN || errno == EINTR;
-    if (socket_full_) return false;
+    if (socket_full_) {
+      if (blocked_since_ == Clock::time_point::max()) blocked_since_ = Clock::now();
+      return false;
+    }
     // The peer may have said why before it closed: read that first, unless nobody listens any more.
     const std::string reason = broke(errno);
     while (!broken_ && !paused_ && !finishing_ && read_some() > 0) {
@@ -349,6 +355,7 @@ bool Connection::write_some() {
     if (!broken_) broken(reason);
     return false;
   }
+  blocked_since_ = Clock::time_point::max();
   auto left = static_cast<size_t>(sent);
   const size_t raw = std::min(left, raw_.size());
   raw_.erase(raw_.begin(), raw_.begin() + static_cast<std::ptrdiff_t>(raw));

@@ -33,6 +33,12 @@ std::string Call::text() const {
   return text + ")";
 }
 
+bool Call::fits(const Call& other) const {
+  Call same = other;
+  if (schedule == 0 || other.schedule == 0) same.schedule = schedule;
+  return *this == same;
+}
+
 void encode(const FrameHeader& header, std::span<uint8_t, kFrameHeaderBytes> out) {
   ByteWriter writer(out.data());
   writer.put(kMagic);
@@ -76,6 +82,7 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   if (header->type == FrameType::kError && header->length > kMaxErrorBytes) return false;
   const bool may_share = header->type == FrameType::kData || header->type == FrameType::kMessage;
   if (header->shared && (!may_share || header->length == 0)) return false;
+  if (header->type == FrameType::kDecided && header->length > kMaxChoiceBytes) return false;
   // No sum of offset and length may wrap around.
   constexpr uint64_t kMost = uint64_t{1} << 62;
   return header->offset < kMost && header->length < kMost && header->total < kMost;

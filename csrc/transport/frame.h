@@ -10,6 +10,8 @@
 //   status    answer to probe               none          `seq` = highest collective called; `call` = that call
 //   error     any -> all                    text          the group has failed; `id` is the rank to blame
 //   bye       any -> all                    none          an orderly end
+//   arrived   any -> coordinator            none          the sender has called `seq`, its decision number `offset`
+//   decided   coordinator -> all            the choice    decisions number `offset` to `seq` are this choice
 //
 // On one host payload may be `shared`: then it does not follow, but lies in the sender's ring (transport/rings.h). The
 // first piece comes with the frame itself, and the rest with
@@ -37,9 +39,11 @@ enum class FrameType : uint8_t {
   kStatus = 7,
   kError = 8,
   kBye = 9,
-  kRings = 10,
-  kMore = 11,
-  kRoom = 12,
+  kArrived = 10,
+  kDecided = 11,
+  kRings = 12,
+  kMore = 13,
+  kRoom = 14,
 };
 
 // The collectives by number; the names and their meaning are those of paceline.ir.collective.Kind.
@@ -68,6 +72,8 @@ struct Call {
   uint64_t schedule = 0;  // digest of the schedule that runs it
 
   bool operator==(const Call&) const = default;
+  // The same but for the schedule, where one side does not know it yet.
+  bool fits(const Call& other) const;
   std::string text() const;  // "allreduce(float32[1000], sum)"
 };
 
@@ -83,13 +89,15 @@ struct FrameHeader {
 
   // Payload that follows the header on the stream.
   uint64_t streamed_bytes() const {
-    const bool carries = type == FrameType::kData || type == FrameType::kMessage || type == FrameType::kError;
+    const bool carries = type == FrameType::kData || type == FrameType::kMessage || type == FrameType::kError ||
+                         type == FrameType::kDecided;
     return carries && !shared ? length : 0;
   }
 };
 
 constexpr size_t kFrameHeaderBytes = 64;
 constexpr uint64_t kMaxErrorBytes = 1 << 16;
+constexpr uint64_t kMaxChoiceBytes = 1 << 12;
 
 void encode(const FrameHeader& header, std::span<uint8_t, kFrameHeaderBytes> out);
 

@@ -11,6 +11,7 @@ An algorithm is data. Make a schedule, prove it, price it::
 """
 
 from paceline.algorithms import ALGORITHMS, algorithm, prove
+from paceline.backend import arrivals
 from paceline.errors import (
     FileFormatError,
     PacelineError,
@@ -49,6 +50,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "algorithm",
+    "arrivals",
     "compare",
     "cost",
     "load",

@@ -21,11 +21,12 @@ TEST(Frame, RoundTripOfRandomHeaders) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 10000; ++i) {
     FrameHeader sent;
-    sent.type = static_cast<FrameType>(1 + random() % 12);
+    sent.type = static_cast<FrameType>(1 + random() % 14);
     sent.id = static_cast<uint32_t>(random());
     sent.seq = random();
     sent.offset = random() >> 2;
-    sent.length = sent.type == FrameType::kError ? random() % (kMaxErrorBytes + 1) : random() >> 2;
+    sent.length = sent.type == FrameType::kError || sent.type == FrameType::kDecided ? random() % (kMaxChoiceBytes + 1)
+                                                                                     : random() >> 2;
     sent.total = random() >> 2;
     sent.shared = sent.type == FrameType::kData && sent.length > 0 && random() % 2 == 0;
     sent.call = {static_cast<Kind>(random() % 9),
@@ -76,7 +77,7 @@ TEST(Frame, RejectsWhatIsNoFrame) {
     broken[at] ^= 0x10;
     EXPECT_FALSE(read(broken, &got)) << at;
   }
-  for (const uint8_t type : {0, 13, 255}) {
+  for (const uint8_t type : {0, 15, 255}) {
     FrameBytes broken = bytes;
     broken[2] = type;
     EXPECT_FALSE(read(broken, &got)) << int{type};
