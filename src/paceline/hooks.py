@@ -11,14 +11,14 @@ steps the ranks exchange these times, and at the step after that all decide from
 same.
 """
 
-from __future__ import annotations
+# Annotations are objects in this file, not strings: DistributedDataParallel looks at those of a hook.
 
 import logging
 from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import GradBucket
+from torch._C._distributed_c10d import GradBucket
 
 from paceline.collectives import Late, all_reduce, read_late
 from paceline.errors import UsageError
