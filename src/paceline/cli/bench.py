@@ -139,7 +139,7 @@ def _late_question(
         if sweep == "delay" and entry.strip().isdecimal():
             entry = f"{entry}:1s"  # only the proportions count
         lateness.update(_one_late(entry, lateness))
-    if sweep is not None and sweep != "delay" and not late:
+    if sweep in SWEEPS and sweep != "delay" and not late:
         raise UsageError(f"--late-sweep {sweep} needs --late, like --late {question.num_ranks - 1}:500ms")
     names = _DEFAULT_LATE_PEERS if peers is None else peers
     chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none", question.subject.name)]
