@@ -2,9 +2,9 @@
 
 Two ways, by what the backend's messages are like:
 
-- **flow** (processor memory): in the order of steps, a send is posted as soon as what it reads is there, and a receive
-  before its step's sends are waited for. A message is waited for only when something needs it, so a late rank holds up
-  those who need its data and nobody else.
+- **flow** (processor memory): a send is posted as soon as what it reads is there, whatever its step; receives are
+  posted a step ahead. A message is waited for only when something needs it, so a late rank holds up those who need its
+  data and nobody else.
 - **batches** (everything else): the messages of a step are one batch, as NCCL wants it, whose kernels block a stream
   until the peer's batch runs. Waiting orders streams there and does not hold the processor up.
 
@@ -12,14 +12,15 @@ Two ways, by what the backend's messages are like:
 the messages of the first unfinished step are all posted, on all ranks, and finish. Messages of two ranks are posted in
 the same order by both.
 
-Buffers are where the tensor is. A message is received where it belongs if it is a copy of neighbouring chunks that
-nobody reads or writes in the same step; otherwise into scratch, which lives until it is added or copied.
+Buffers are where the tensor is. A message is received where it belongs if it is a copy of neighbouring chunks, and that
+place is not needed any more when the receive is posted; otherwise into scratch, until it is added or copied.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -89,6 +90,10 @@ def _there(work: Work | None) -> Work:
     return work
 
 
+_STEPS_AHEAD = 1
+"""A rank posts the receives of so many steps after the one it is at: enough that a sender need not wait for it, and
+few enough that the messages of a step have the links to themselves."""
+
 Reduction = Callable[[torch.Tensor, torch.Tensor], object]
 
 _REDUCTIONS: dict[str, Reduction] = {
@@ -133,67 +138,72 @@ class _Player:
         self.buffer = buffer
         self.works: dict[int, Work] = {}  # posted, and not known to be done
         self.landing: dict[int, torch.Tensor] = {}  # where receives under way go
-        self.applied: set[int] = set()
+        self.in_place: set[int] = set()  # receives under way that go where they belong
+        self.applied: set[int] = set()  # receives that are in memory
+        self.done: set[int] = set()  # sends that are done
+        self.unsent: dict[int, deque[int]] = defaultdict(deque)  # by peer
         self.scratch: dict[int, list[torch.Tensor]] = defaultdict(list)
 
     def play_flow(self) -> None:
         """Post whatever can be posted; wait for what is needed next."""
-        for sends, receives in self.program.steps:
-            ready = 0
-            while ready < len(receives) and self._free(self.messages[receives[ready]]):
-                self._receive(receives[ready])
-                ready += 1
+        steps = self.program.steps
+        for sends, _ in steps:
             for index in sends:
-                self._send(index)
-            for index in receives[ready:]:
-                self._receive(index)
-        for _, receives in self.program.steps:
+                self.unsent[self.messages[index].peer].append(index)
+        posted = 0
+        for number, (sends, _) in enumerate(steps):
+            while posted < min(number + 1 + _STEPS_AHEAD, len(steps)):
+                for index in steps[posted][1]:
+                    self._receive(index)
+                posted += 1
+            self._send_ready()
+            for index in sends:
+                for before in self.messages[index].writes_before:
+                    self._apply(before)
+        for _, receives in steps:
             for index in receives:
                 self._apply(index)
         for index in list(self.works):
-            self._done(index)
+            self._await(index)
 
     def play_batches(self) -> None:
         """One batch a step, which is done before the next is posted."""
         for sends, receives in self.program.steps:
             outgoing = [(self._outgoing(self.messages[index]), self.messages[index].peer) for index in sends]
-            incoming = [(self._landing(index), self.messages[index].peer) for index in receives]
+            incoming = [
+                (self._landing(index, self.messages[index].direct), self.messages[index].peer) for index in receives
+            ]
             outgoing = [(_bytes(data), peer) for data, peer in outgoing if data.numel()]
-            wanted = [(_bytes(data), peer) for data, peer in incoming if data.numel()]
-            if outgoing or wanted:
-                peers = sorted({peer for _, peer in (*outgoing, *wanted)})
-                self._guard(f"exchanging with ranks {peers}", lambda: self.wire.batch(outgoing, wanted).wait())  # noqa: B023
+            incoming = [(_bytes(data), peer) for data, peer in incoming if data.numel()]
+            if outgoing or incoming:
+                peers = sorted({peer for _, peer in (*outgoing, *incoming)})
+                self._guard(f"exchanging with ranks {peers}", lambda: self.wire.batch(outgoing, incoming).wait())  # noqa: B023
             for index in receives:
                 self._take(index)
 
-    def _free(self, message: Message) -> bool:
-        """Whether it can be received without waiting for anything."""
-        if not message.direct:
-            return True
-        return self.applied.issuperset(message.writes_before) and not any(i in self.works for i in message.reads_before)
-
-    def _send(self, index: int) -> None:
-        message = self.messages[index]
-        for before in message.writes_before:
-            self._apply(before)
-        data = self._outgoing(message)
-        if data.numel():
-            self.works[index] = self._guard(
-                f"sending to rank {message.peer}", lambda: self.wire.send(_bytes(data), message.peer)
-            )
+    def _send_ready(self) -> None:
+        """Post every send that reads only what is in memory, to each peer in order."""
+        for peer, queue in self.unsent.items():
+            while queue and self.applied.issuperset(self.messages[queue[0]].writes_before):
+                index = queue.popleft()
+                data = self._outgoing(self.messages[index])
+                if data.numel():
+                    send = partial(self.wire.send, _bytes(data), peer)
+                    self.works[index] = self._guard(f"sending to rank {peer}", send)
+                else:
+                    self.done.add(index)
 
     def _receive(self, index: int) -> None:
+        """Post a receive: where it belongs if nobody needs that place any more, otherwise into scratch."""
         message = self.messages[index]
-        if message.direct:
-            self._clear(message)
-        data = self._landing(index)
+        free = self.applied.issuperset(message.writes_before) and self.done.issuperset(message.reads_before)
+        data = self._landing(index, message.direct and free)
         if data.numel():
-            self.works[index] = self._guard(
-                f"receiving from rank {message.peer}", lambda: self.wire.receive(_bytes(data), message.peer)
-            )
+            receive = partial(self.wire.receive, _bytes(data), message.peer)
+            self.works[index] = self._guard(f"receiving from rank {message.peer}", receive)
 
     def _apply(self, index: int) -> None:
-        """Have a receive, and all that must be in memory before it, in memory."""
+        """Have a receive, and all that must be in memory before it, in memory; send what that allows."""
         wanted = [index]
         while wanted:
             message = self.messages[wanted[-1]]
@@ -203,28 +213,24 @@ class _Player:
             elif before:
                 wanted += before
             else:
-                self._done(wanted[-1])
-                self._clear(message)
+                self._await(wanted[-1])
+                for sent in message.reads_before:
+                    self._await(sent)
                 self._take(wanted.pop())
+                self._send_ready()
 
-    def _clear(self, message: Message) -> None:
-        """Have everything done that must be before a receive changes its chunks."""
-        for before in message.writes_before:
-            self._apply(before)
-        for before in message.reads_before:
-            self._done(before)
-
-    def _done(self, index: int) -> None:
-        work = self.works.pop(index, None)
+    def _await(self, index: int) -> None:
+        work, message = self.works.pop(index, None), self.messages[index]
         if work is not None:
-            message = self.messages[index]
             doing = "receiving from" if message.receives else "sending to"
             self._guard(f"{doing} rank {message.peer}", work.wait)
+        if not message.receives:
+            self.done.add(index)
 
     def _take(self, index: int) -> None:
         """Copy or add what has arrived in scratch to where it belongs."""
         message, data = self.messages[index], self.landing.pop(index)
-        if not message.direct:
+        if index not in self.in_place:
             places = [self._place(run) for run in message.runs]
             parts = torch.split(data, [place.numel() for place in places])
             for one, place, part in zip(message.runs, places, parts, strict=True):
@@ -235,9 +241,10 @@ class _Player:
             self.scratch[data.numel()].append(data)
         self.applied.add(index)
 
-    def _landing(self, index: int) -> torch.Tensor:
+    def _landing(self, index: int, in_place: bool) -> torch.Tensor:
         message = self.messages[index]
-        if message.direct:
+        if in_place:
+            self.in_place.add(index)
             data = self._place(message.runs[0])
         else:
             size = sum(self._place(run).numel() for run in message.runs)
