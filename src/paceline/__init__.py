@@ -10,6 +10,10 @@ An algorithm is data. Make a schedule, prove it, price it::
     print(best.proof.num_messages, best.cost.exposed_s, best.cost.ratio)
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from paceline.algorithms import ALGORITHMS, algorithm, prove
 from paceline.backend import arrivals
 from paceline.errors import (
@@ -28,6 +32,10 @@ from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer, Transfers
 from paceline.ir.verify import Proof, verify
 from paceline.policy.planning import Plan, compare, plan
+
+if TYPE_CHECKING:
+    from paceline import hooks
+    from paceline.collectives import all_reduce
 
 __version__ = "0.1.0"
 
@@ -50,12 +58,28 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "algorithm",
+    "all_reduce",
     "arrivals",
     "compare",
     "cost",
+    "hooks",
     "load",
     "plan",
     "prove",
     "save",
     "verify",
 ]
+
+_NEED_TORCH = {"all_reduce": "paceline.collectives:all_reduce", "hooks": "paceline.hooks:"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is first asked for: everything else works without waiting for that."""
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    from importlib import import_module
+
+    where, _, what = _NEED_TORCH[name].partition(":")
+    module = import_module(where)
+    globals()[name] = getattr(module, what) if what else module
+    return globals()[name]

@@ -4,7 +4,8 @@
 variable                meaning                                                                               default
 ======================  ====================================================================================  =======
 PACELINE_ALGORITHM      which algorithm runs a collective: ``ring`` for all that can, or by collective,       chosen by
-                        ``allreduce:ring,broadcast:chain``; the same on all ranks                             cost
+                        ``allreduce:ring,broadcast:chain``; ``stragglar/4`` is cut in 4 pieces; the same on   cost
+                        all ranks
 PACELINE_IFNAME         the network interface to listen on; GLOO_SOCKET_IFNAME is taken where it is not set   by the
                                                                                                               host name
 PACELINE_TRANSPORT      ``auto``: ranks of one host share memory, others use TCP; ``tcp``: all use TCP        auto

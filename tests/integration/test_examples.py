@@ -46,3 +46,12 @@ def test_every_algorithm_is_documented() -> None:
     text = (ROOT / "docs" / "algorithms.md").read_text()
     for name in ALGORITHMS:
         assert f"`{name}`" in text, f"docs/algorithms.md does not speak of {name}"
+
+
+def test_late_rank(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
+    options = ("--megabytes", "4", "--late-s", "0.02", "--steps", "8")
+    out = _run(*launcher, str(ROOT / "examples" / "late_rank.py"), *options, cwd=tmp_path)
+    for way in ("gloo", "hook", "paceline"):
+        assert f"{way}: " in out
+    assert "late, by the hook: rank 0: " in out

@@ -57,7 +57,7 @@ def test_public_surface_is_sorted_and_frozen() -> None:
     assert set(paceline.__all__) == {
         "ALGORITHMS", "Cluster", "Collective", "Cost", "FileFormatError", "Host", "Kind", "PacelineError", "Plan",
         "Proof", "ProofError", "Schedule", "ScheduleError", "Transfer", "Transfers", "UnsupportedError", "UsageError",
-        "algorithm", "arrivals", "compare", "cost", "load", "plan", "prove", "save", "verify",
+        "algorithm", "all_reduce", "arrivals", "compare", "cost", "hooks", "load", "plan", "prove", "save", "verify",
     }  # fmt: skip
 
 

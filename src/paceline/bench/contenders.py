@@ -26,10 +26,16 @@ _FIRST_LAB_PORT = 29500  # hosts of a lab are their own: nobody else listens the
 
 @dataclass(frozen=True)
 class Contender:
-    """A backend by name, and the variables that its ranks have beside torchrun's."""
+    """A backend by name, and the variables that its ranks have beside torchrun's.
+
+    One that is not called by its backend's name has that as ``backend``. With ``messages`` it is Paceline over the
+    backend's messages (:func:`paceline.all_reduce`).
+    """
 
     name: str
     environment: dict[str, str] = field(default_factory=dict)
+    backend: str = ""
+    messages: bool = False
 
     @property
     def is_mpi(self) -> bool:
@@ -41,7 +47,8 @@ class Contender:
         if self.is_mpi:
             return Setup("mpi", num_ranks, self.environment)
         place = lab.environment(rank) if lab else _one_host(rank, num_ranks)
-        return Setup(self.name, num_ranks, {**place, "MASTER_PORT": str(port), **self.environment})
+        environment = {**place, "MASTER_PORT": str(port), **self.environment}
+        return Setup(self.backend or self.name, num_ranks, environment, self.messages)
 
     def start(
         self, num_ranks: int, program: Path, address: Path, log: IO[bytes], lab: Lab | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -55,8 +55,13 @@ def bus_factor(operation: Operation, num_ranks: int) -> float:
     return (num_ranks - 1) / num_ranks if operation in SHARED else 1.0
 
 
-def limit_s(operation: Operation, cluster: Cluster, size_bytes: int) -> float | None:
-    """Seconds that the bytes need to cross the busiest port, headers included; None for a barrier, which has none."""
+def limit_s(
+    operation: Operation, cluster: Cluster, size_bytes: int, late_s: Mapping[int, float] | None = None
+) -> float | None:
+    """Seconds that the bytes need to cross the busiest port, headers included; None for a barrier, which has none.
+
+    With late ranks, those that remain after the last has arrived.
+    """
     if operation is Operation.BARRIER:
         return None
     if operation is Operation.SEND_RECV:
@@ -64,7 +69,8 @@ def limit_s(operation: Operation, cluster: Cluster, size_bytes: int) -> float | 
     # Start-ups of a cluster are assumed, its rates are set: the limit is of bytes alone.
     hosts = tuple(replace(host, latency_s=0.0, local_latency_s=0.0) for host in cluster.hosts)
     collective = Collective(Kind(operation.value), cluster.num_ranks)
-    return exposed_bound(collective, replace(cluster, hosts=hosts, late_s=()), size_bytes, multicast=cluster.multicast)
+    bare = replace(cluster, hosts=hosts, late_s=()).with_late(late_s or {})
+    return exposed_bound(collective, bare, size_bytes, multicast=cluster.multicast)
 
 
 class Summary(msgspec.Struct, frozen=True):

@@ -60,6 +60,7 @@ class Samples:
     """Seconds of each timed iteration of one contender at one size, by round."""
 
     rounds: list[list[float]] = field(default_factory=list)
+    arrivals_s: list[float] = field(default_factory=list)  # of the last after the first, where ranks are late
     loop_s: float = 0.0
     wrong: int = 0
 
@@ -67,6 +68,18 @@ class Samples:
     def count(self) -> int:
         """How many iterations were timed."""
         return sum(map(len, self.rounds))
+
+    def add(self, timed: Sequence[Timed]) -> None:
+        """A block's iterations: as long as on the slowest rank; with late ranks, from the last arrival to the end."""
+        each = [list(ranks) for ranks in zip(*(one.durations_ns for one in timed), strict=True)]
+        begins = [list(ranks) for ranks in zip(*(one.begins_ns for one in timed), strict=True)]
+        if begins:
+            self.arrivals_s += [(max(began) - min(began)) * 1e-9 for began in begins]
+            ends = [max(map(sum, zip(*both, strict=True))) for both in zip(begins, each, strict=True)]
+            self.rounds.append([(end - max(began)) * 1e-9 for end, began in zip(ends, begins, strict=True)])
+        else:
+            self.rounds.append([max(ranks) * 1e-9 for ranks in each])
+        self.loop_s += _loop_s(timed)
 
     def summary(self) -> Summary:
         """Median and spread of all."""
@@ -141,29 +154,38 @@ def measure(question: Question, lab: Lab | None, seen: Callable[[str, float], No
 
 
 def interleave(
-    started: Sequence[Crew], prepare: Prepare, effort: Effort, seen: Callable[[str, float], None]
+    started: Sequence[Crew],
+    prepare: Prepare,
+    effort: Effort,
+    seen: Callable[[str, float], None],
+    *,
+    late_ns: dict[int, int] | None = None,
+    lessons: int = 0,
 ) -> list[Samples]:
-    """Samples of each contender for one prepared operation, taken in turns."""
+    """Samples of each contender for one prepared operation, taken in turns; with ``late_ns``, of ranks that are late.
+
+    The first contender has ``lessons`` iterations before, to find out who is.
+    """
     doing = f"{prepare.operation} of {prepare.count} {prepare.dtype}" if prepare.count else prepare.operation
     found = [Samples() for _ in started]
-    iteration_s = []
+    iteration_s: list[float] = []
     for crew, samples in zip(started, found, strict=True):
         seen(f"{doing}: {crew.contender.name} warms up", 0.0)
         samples.wrong = sum(one.wrong for one in crew.ask(prepare, Prepared, doing))
         # Twice, as the first time the speed is unknown.
-        once = _loop_s(crew.ask(Block(0, 1), Timed, doing))
-        several = min(max(int(_WARM_UP_S / once), 1), _MOST_WARM_UPS)
-        iteration_s.append(_loop_s(crew.ask(Block(0, several), Timed, doing)) / several)
+        once = _loop_s(crew.ask(Block(0, 1, late_ns), Timed, doing))
+        several = min(max(int(_WARM_UP_S / once), 1, 0 if iteration_s else lessons), max(_MOST_WARM_UPS, lessons))
+        warm = crew.ask(Block(0, several, late_ns), Timed, doing, expected_s=several * once)
+        iteration_s.append(_loop_s(warm) / several)
     for turn in range(effort.rounds):
         for index, (crew, samples) in enumerate(zip(started, found, strict=True)):
             seen(f"{doing}: {crew.contender.name}", (turn + index / len(started)) / effort.rounds)
             # What the others left in the caches is not this one's fault.
             warmup = min(int(_WARM_UP_S / iteration_s[index]), _MOST_WARM_UPS)
-            block = Block(warmup, effort.block(samples, iteration_s[index]))
+            block = Block(warmup, effort.block(samples, iteration_s[index]), late_ns)
             expected_s = block.iterations * iteration_s[index]
             timed = crew.ask(block, Timed, doing, expected_s=expected_s)
-            samples.rounds.append([max(ranks) * 1e-9 for ranks in zip(*(t.durations_ns for t in timed), strict=True)])
-            samples.loop_s += _loop_s(timed)
+            samples.add(timed)
             iteration_s[index] = samples.loop_s / samples.count
     seen(doing, 1.0)
     return found

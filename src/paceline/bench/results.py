@@ -82,10 +82,15 @@ class Results(msgspec.Struct, frozen=True):
 
     def save(self, path: Path) -> None:
         """Write everything as JSON."""
-        try:
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        save_json(self, path)
+
+
+def save_json(results: msgspec.Struct, path: Path) -> None:
+    """Write results for people and programs."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _processor() -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.table import Table
 
-from paceline.bench.results import Results, Row
+from paceline.bench.results import Machine, Results, Row
 from paceline.units import format_duration
 
 _BUSY = 0.5  # load average a core from which others disturb
@@ -61,17 +61,29 @@ def caption(results: Results) -> Iterable[str]:
     """What a reader needs to judge the figures: where, with what, when, by which command."""
     machine = results.machine
     yield f"{results.operation}, {results.num_ranks} ranks on {results.place}"
+    yield from machine_words(machine)
+    yield from versions_words(results.versions, results.environment)
+    yield f"{machine.date}: {machine.command}"
+    yield (
+        "time: median of n iterations, each as long as on its slowest rank; mean: a loop's time over its iterations; "
+        f"{results.rounds} interleaved rounds; algbw and busbw in GB/s, of the median"
+    )
+
+
+def machine_words(machine: Machine) -> Iterable[str]:
+    """The machine, and whether it had other work."""
     yield (
         f"{machine.cores} cores ({machine.processor}), Linux {machine.kernel}, Python {machine.python}; "
         f"load average {machine.load_average:.2f} before"
     )
     if machine.load_average > _BUSY * machine.cores:
         yield "the machine was busy with something else: repeat this when it is idle"
-    for contender, versions in results.versions.items():
-        variables = "".join(f", {name}={value}" for name, value in results.environment[contender].items())
-        yield f"{contender}: {', '.join(f'{name} {version}' for name, version in versions.items())}{variables}"
-    yield f"{machine.date}: {machine.command}"
-    yield (
-        "time: median of n iterations, each as long as on its slowest rank; mean: a loop's time over its iterations; "
-        f"{results.rounds} interleaved rounds; algbw and busbw in GB/s, of the median"
-    )
+
+
+def versions_words(
+    versions: Mapping[str, Mapping[str, str]], environment: Mapping[str, Mapping[str, str]]
+) -> Iterable[str]:
+    """Each contender's versions and variables."""
+    for contender, found in versions.items():
+        variables = "".join(f", {name}={value}" for name, value in environment.get(contender, {}).items())
+        yield f"{contender}: {', '.join(f'{name} {version}' for name, version in found.items())}{variables}"

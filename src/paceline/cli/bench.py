@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from paceline.bench.contenders import PEERS, Contender
 from paceline.bench.figures import Operation
+from paceline.bench.late import SWEEPS, LateQuestion, LateResults, late_contender, run_late
+from paceline.bench.late_report import draw_late, late_caption, late_table
 from paceline.bench.measure import Effort, Question
+from paceline.bench.plot import draw_results
+from paceline.bench.results import Results
 from paceline.bench.run import run
 from paceline.bench.sizes import ITEM_BYTES, parse_sizes
 from paceline.bench.table import caption, results_table
@@ -19,7 +26,13 @@ from paceline.cli import tables
 from paceline.draw.canvas import check_picture_path
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
+from paceline.units import parse_duration
 
+LATE_PEERS = ("ring", "messages", *PEERS)
+"""With late ranks: our own ring, and Paceline over Gloo's messages, too."""
+
+_DEFAULT_LATE_PEERS = "ring,messages,gloo"
+LATE_HELP = "Measure what remains after the last rank has arrived; several times, or with commas. An allreduce only."
 _WIDTH = 150  # a table of figures is worth nothing with its figures cut off
 
 
@@ -48,10 +61,14 @@ def bench(
     iterations: Annotated[int | None, typer.Option(help="Exactly so many, instead of --seconds.")] = None,
     rounds: Annotated[int, typer.Option(help="How often the contenders take turns.")] = 5,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds without an answer after which a rank hangs.")] = 120.0,
+    late: Annotated[list[str] | None, typer.Option(help=LATE_HELP, metavar="RANK:DURATION")] = None,
+    late_sweep: Annotated[
+        str | None, typer.Option(help=f"Vary one of {', '.join(SWEEPS)}; the last rank is late unless --late says.")
+    ] = None,
     no_install: Annotated[bool, typer.Option("--no-install", help="Do not install an MPI that is missing.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Save all figures.")] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plot time and bandwidth against size (.png, .svg, .pdf).")
+        Path | None, typer.Option(metavar="FILE", help="Plot time against size, or what is swept (.png, .svg, .pdf).")
     ] = None,
 ) -> None:
     """Measure a collective: nccl-tests' table, beside peers in one interleaved run.
@@ -60,6 +77,8 @@ def bench(
     Examples:
       paceline bench allreduce --sizes 4KB:64MB --ranks 4 --peers gloo,openmpi,mpich
       paceline bench allgather --sizes 64MB --lab lan8 --json allgather.json
+      paceline bench allreduce --sizes 64MB --lab lan8 --late 3:1500ms --peers ring,messages,gloo
+      paceline bench allreduce --sizes 64MB --lab lan8 --late-sweep delay --plot delay.png
     """
     if plot is not None:
         check_picture_path(plot)
@@ -68,34 +87,82 @@ def bench(
     question = Question(
         operation=Operation.parse(operation),
         sizes=parse_sizes(sizes),
-        num_ranks=_num_ranks(ranks, lab),
+        num_ranks=_num_ranks(ranks, lab, late_sweep),
         subject=Contender(backend, {"PACELINE_ALGORITHM": algorithm} if algorithm else {}),
-        peers=_peers(peers, backend),
+        peers=_peers(peers, backend) if not (late or late_sweep) else [],
         dtype=dtype,
         effort=Effort(seconds, iterations, rounds),
         timeout_s=timeout,
     )
-    results = run(question, lab, install=not no_install)
+    if late or late_sweep:
+        late_question = _late_question(question, late, late_sweep, peers, algorithm)
+        late_results = run_late(late_question, lab, install=not no_install)
+        _report(late_results, late_table(late_results), late_caption(late_results), json, plot, draw_late)
+    else:
+        results = run(question, lab, install=not no_install)
+        _report(results, results_table(results), caption(results), json, plot, draw_results)
+
+
+_ResultsT = TypeVar("_ResultsT", Results, LateResults)
+
+
+def _report(
+    results: _ResultsT,
+    table: Table,
+    words: Iterable[str],
+    json: Path | None,
+    plot: Path | None,
+    draw: Callable[[_ResultsT, Path], None],
+) -> None:
+    """Print the table, save and draw what is asked for, and exit with 1 if the subject was wrong."""
     out = tables.console()
-    Console(highlight=False, width=max(out.width, _WIDTH)).print(results_table(results))
+    Console(highlight=False, width=max(out.width, _WIDTH)).print(table)
     out.print()
-    for line in caption(results):
+    for line in words:
         out.print(escape(line), style="dim", soft_wrap=True)
     if json is not None:
         results.save(json)
         out.print(f"saved {escape(str(json))}")
     if plot is not None:
-        from paceline.bench.plot import draw_results
-
-        draw_results(results, plot)
+        draw(results, plot)
         out.print(f"drew {escape(str(plot))}")
-    if any(row.wrong for row in results.rows if row.contender == backend):
+    if any(row.wrong for row in results.rows if row.over_subject is None):
         raise typer.Exit(1)
 
 
-def _num_ranks(ranks: int | None, lab: str | None) -> int:
+def _late_question(
+    question: Question, late: list[str] | None, sweep: str | None, peers: str | None, algorithm: str | None
+) -> LateQuestion:
+    """The question with its late ranks, and the contenders that make sense with those."""
+    lateness: dict[int, float] = {}
+    for entry in ",".join(late or []).split(",") if late else [f"{question.num_ranks - 1}:1s"]:
+        if sweep == "delay" and entry.strip().isdecimal():
+            entry = f"{entry}:1s"  # only the proportions count
+        lateness.update(_one_late(entry, lateness))
+    if sweep in SWEEPS and sweep != "delay" and not late:
+        raise UsageError(f"--late-sweep {sweep} needs --late, like --late {question.num_ranks - 1}:500ms")
+    names = _DEFAULT_LATE_PEERS if peers is None else peers
+    chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none", question.subject.name)]
+    unknown = [name for name in chosen if name not in LATE_PEERS]
+    if unknown:
+        raise UsageError(f"there is no peer {unknown[0]!r} to measure against; there are {', '.join(LATE_PEERS)}")
+    subject = late_contender(question.subject.name, lateness, algorithm)
+    others = [late_contender(name, lateness) for name in chosen]
+    return LateQuestion(replace(question, subject=subject, peers=others), lateness, sweep)
+
+
+def _one_late(entry: str, before: Mapping[int, float]) -> dict[int, float]:
+    rank, colon, duration = entry.strip().partition(":")
+    if not rank.isdecimal() or not colon:
+        raise UsageError(f"--late takes RANK:DURATION, like 3:500ms, not {entry!r}")
+    if int(rank) in before:
+        raise UsageError(f"--late names rank {rank} twice")
+    return {int(rank): parse_duration(duration)}
+
+
+def _num_ranks(ranks: int | None, lab: str | None, late_sweep: str | None) -> int:
     if lab is None:
-        return 2 if ranks is None else ranks
+        return (4 if late_sweep else 2) if ranks is None else ranks
     hosts = Cluster.preset(lab).num_ranks
     if ranks not in (None, hosts):
         raise UsageError(f"{lab} has {hosts} hosts with a rank each, not {ranks}; leave --ranks out")

@@ -45,7 +45,8 @@ def select(
     """
     name = _wanted(collective, wanted or {})
     if name is not None:
-        return plan(collective, cluster, size_bytes, name)
+        bare, given = named(name)
+        return plan(collective, cluster, size_bytes, bare, **given)
     entries = [entry.name for entry in worth_comparing(collective, cluster)]
     if not exact and collective.num_ranks > 2:
         entries = [entry for entry in entries if entry not in _ORDER_DIFFERS]
@@ -62,6 +63,16 @@ _ORDER_DIFFERS = frozenset({"one_shot"})
 """Each rank adds the others' inputs to its own, in its own order."""
 
 
+def named(text: str) -> tuple[str, dict[str, int]]:
+    """A name as users write it: ``stragglar``, or ``stragglar/4`` to have it cut in 4 pieces."""
+    name, slash, pieces = text.partition("/")
+    if not slash:
+        return name, {}
+    if not pieces.isdecimal() or int(pieces) < 1:
+        raise UsageError(f"an algorithm is written NAME or NAME/PIECES, like stragglar/4, not {text!r}")
+    return name, {"pieces": int(pieces)}
+
+
 def _simplicity(found: Plan, order: tuple[str, ...]) -> tuple[int, float]:
     place = order.index(found.algorithm) if found.algorithm in order else len(order)
     return place, found.cost.exposed_s
@@ -71,10 +82,11 @@ def _wanted(collective: Collective, wanted: Mapping[Kind | None, str]) -> str | 
     """What somebody asked for. A name for all collectives counts for those it can serve."""
     name = wanted.get(collective.kind)
     if name is not None:
-        find(name).check(collective, {})
+        bare, given = named(name)
+        find(bare).check(collective, given)
         return name
     name = wanted.get(None)
-    if name is not None and find(name) in serving(collective):
+    if name is not None and find(named(name)[0]) in serving(collective):
         return name
     return None
 

@@ -65,3 +65,15 @@ def test_ranks_are_put_on_their_hosts() -> None:
     assert cluster.host_of == (0, 1, 0)
     assert [host.up_bytes_per_s for host in cluster.hosts] == [2e6, 1e6]
     assert cluster.hosts[0].latency_s == 1e-3
+
+
+def test_pieces_are_named_with_the_algorithm() -> None:
+    collective = Collective(Kind.ALL_REDUCE, 8)
+    chosen = select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: "stragglar/3"})
+    assert (chosen.algorithm, chosen.parameters["pieces"]) == ("stragglar", 3)
+    assert select(collective, LAN, 64e6, wanted={None: "stragglar/3"}).schedule.num_chunks == 21
+    for text in ("stragglar/", "stragglar/0", "stragglar/x"):
+        with pytest.raises(UsageError, match="NAME or NAME/PIECES, like stragglar/4"):
+            select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: text})
+    with pytest.raises(UsageError, match="doubling has no parameter 'pieces'"):
+        select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: "doubling/2"})

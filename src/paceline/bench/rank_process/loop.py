@@ -115,6 +115,8 @@ class _Server:
             workload.close()
 
     def timed(self, workload: Workload, block: Block) -> Timed:
+        if block.late_ns is not None:
+            return self.timed_late(workload, block, block.late_ns)
         run, barrier, settle, clock = workload.run, workload.barrier, self.settle, time.perf_counter_ns
         durations = self.durations_ns = []
         gc.disable()
@@ -131,6 +133,27 @@ class _Server:
         loop = sum(durations) if settle else clock() - begin
         gc.enable()
         return Timed(durations, loop)
+
+    def timed_late(self, workload: Workload, block: Block, late_ns: dict[int, int]) -> Timed:
+        run, barrier, clock = workload.run, workload.barrier, time.monotonic_ns
+        late_s = late_ns.get(workload.ready.rank, 0) * 1e-9
+        durations = self.durations_ns = []
+        begins = []
+        gc.disable()
+        for turn in range(block.warmup + block.iterations):
+            if turn == block.warmup:
+                loop_began = clock()
+            barrier()
+            if late_s > 0:
+                time.sleep(late_s)
+            begin = clock()
+            run()
+            if turn >= block.warmup:
+                durations.append(clock() - begin)
+                begins.append(begin)
+        loop = clock() - loop_began
+        gc.enable()
+        return Timed(durations, loop, begins)
 
 
 def _launched_rank() -> int:

@@ -21,26 +21,35 @@ import msgspec
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
-    """Join the group of ``backend`` with these variables set."""
+    """Join the group of ``backend`` with these variables set; ``messages``: run Paceline over its messages."""
 
     backend: str
     num_ranks: int
     environment: dict[str, str]
+    messages: bool = False
 
 
 class Prepare(msgspec.Struct, tag=True, frozen=True):
-    """Make the buffers of an operation: ``count`` elements where nccl-tests' size is measured."""
+    """Make the buffers of an operation: ``count`` elements where nccl-tests' size is measured.
+
+    ``late_s`` tells by rank who will be late, to those who want to know before.
+    """
 
     operation: str
     count: int
     dtype: str
+    late_s: dict[int, float] = {}
 
 
 class Block(msgspec.Struct, tag=True, frozen=True):
-    """Run the operation ``warmup`` times, then ``iterations`` times against the clock."""
+    """Run the operation ``warmup`` times, then ``iterations`` times against the clock.
+
+    With ``late_ns``, by rank, each time all meet at a barrier and a rank comes so much later than it left that.
+    """
 
     warmup: int
     iterations: int
+    late_ns: dict[int, int] | None = None
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -72,10 +81,14 @@ class Prepared(msgspec.Struct, tag=True, frozen=True):
 
 
 class Timed(msgspec.Struct, tag=True, frozen=True):
-    """Duration of each iteration on this rank, and of the loop around them."""
+    """Duration of each iteration on this rank, and of the loop around them.
+
+    ``begins_ns`` is when each began, on the monotonic clock that all processes of this machine share.
+    """
 
     durations_ns: list[int]
     loop_ns: int
+    begins_ns: list[int] = []
 
 
 class Pong(msgspec.Struct, tag=True, frozen=True):

@@ -18,7 +18,8 @@ class TorchRank:
     def __init__(self, setup: Setup) -> None:
         dist.init_process_group(setup.backend)
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        versions = {"paceline": version("paceline")} if setup.backend == "paceline" else {}
+        self.messages = setup.messages
+        versions = {"paceline": version("paceline")} if setup.backend == "paceline" or setup.messages else {}
         self.ready = Ready(self.rank, self.num_ranks, {**versions, "torch": str(torch.__version__)})
         self.run: Callable[[], object] = dist.barrier
         self.barrier: Callable[[], object] = dist.barrier
@@ -34,13 +35,18 @@ class TorchRank:
         expected = torch.from_numpy(pattern.expected(*question)).to(dtype)
         in_place = order.operation in ("allreduce", "broadcast")
         result = given if in_place else torch.full_like(expected, pattern.POISON)
-        self.run = self._call(order.operation, given, result)
+        self.run = self._call(order, given, result)
         self.run()
         wrong = int((result != expected).sum())
         given.zero_()  # sums of zeros stay zeros, however many iterations follow
         return wrong
 
-    def _call(self, operation: str, given: torch.Tensor, result: torch.Tensor) -> Callable[[], object]:
+    def _call(self, order: Prepare, given: torch.Tensor, result: torch.Tensor) -> Callable[[], object]:
+        operation = order.operation
+        if operation == "allreduce" and self.messages:
+            from paceline import all_reduce
+
+            return lambda: all_reduce(result, late=order.late_s)
         if operation == "allreduce":
             return lambda: dist.all_reduce(result)
         if operation == "broadcast":
