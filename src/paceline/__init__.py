@@ -10,6 +10,8 @@ An algorithm is data. Make a schedule, prove it, price it::
     print(best.proof.num_messages, best.cost.exposed_s, best.cost.ratio)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from paceline.algorithms import ALGORITHMS, algorithm, prove
 from paceline.errors import (
     FileFormatError,
@@ -28,6 +30,9 @@ from paceline.ir.transfers import Transfer, Transfers
 from paceline.ir.verify import Proof, verify
 from paceline.policy.planning import Plan, compare, plan
 
+if TYPE_CHECKING:
+    from paceline.train.dear.wrapper import DataParallel
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -35,6 +40,7 @@ __all__ = [
     "Cluster",
     "Collective",
     "Cost",
+    "DataParallel",
     "FileFormatError",
     "Host",
     "Kind",
@@ -57,3 +63,12 @@ __all__ = [
     "save",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``DataParallel`` is imported when it is first asked for: it needs torch, and nothing else here does."""
+    if name == "DataParallel":
+        from paceline.train.dear.wrapper import DataParallel
+
+        return DataParallel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,7 @@ ALLOWED = {
     "executors": {"_c10d", "ir"},
     "observe": set(),
     "lab": {"ir"},
+    "train": {"policy"},
     "bench": {"lab", "draw", "algorithms", "ir"},
     "cli": {"bench", "lab", "draw", "policy", "algorithms", "ir"},
 }
@@ -55,7 +56,7 @@ def test_public_surface_is_sorted_and_frozen() -> None:
     for name in paceline.__all__:
         assert hasattr(paceline, name)
     assert set(paceline.__all__) == {
-        "ALGORITHMS", "Cluster", "Collective", "Cost", "FileFormatError", "Host", "Kind", "PacelineError", "Plan",
+        "ALGORITHMS", "Cluster", "Collective", "Cost", "DataParallel", "FileFormatError", "Host", "Kind", "PacelineError", "Plan",
         "Proof", "ProofError", "Schedule", "ScheduleError", "Transfer", "Transfers", "UnsupportedError", "UsageError",
         "algorithm", "compare", "cost", "load", "plan", "prove", "save", "verify",
     }  # fmt: skip
