@@ -26,6 +26,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.head = nn.Linear(16, 11, bias=False)  # registered first and used last
         self.embedding = nn.Embedding(11, 16)
+        nn.init.normal_(self.embedding.weight, std=0.2)
         self.head.weight = self.embedding.weight
         layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
