@@ -152,7 +152,6 @@ WAYS: list[Callable[..., None]] = [
 
 
 def _three(  # noqa: PLR0913
-
     make: Callable[[], nn.Module], way: Callable[..., None], me: Member, optimizer_of: Any = _sgd, **options: Any
 ) -> list[float]:
     """How far both modes end from DDP."""
@@ -183,7 +182,15 @@ def test_ways_of_training_end_with_the_weights_of_ddp(backend: str) -> None:
         for way, distances in found.items():
             assert max(distances) <= ROUNDING, (way, distances)
         exact = {way for way, distances in found.items() if max(distances) == 0}
-        assert exact >= {"schedules", "scaled", "half_precision", "evaluations", "with_closure", "interrupted", "dropped"}
+        assert exact >= {
+            "schedules",
+            "scaled",
+            "half_precision",
+            "evaluations",
+            "with_closure",
+            "interrupted",
+            "dropped",
+        }
 
 
 class Checkpointed(nn.Module):

@@ -77,7 +77,9 @@ def read(me: Member, sharded: bool) -> None:
     fit(reference, theirs, "mlp", me, 2)
     fit(model, ours, "mlp", me, 2)
     if me.rank == 0:  # one rank alone looks, while the others wait for it
-        assert torch.equal(ours.state[_first(model)]["momentum_buffer"].flatten()[:8].cpu(), _momentum(theirs, reference))
+        assert torch.equal(
+            ours.state[_first(model)]["momentum_buffer"].flatten()[:8].cpu(), _momentum(theirs, reference)
+        )
         assert apart(weights(reference), weights(model)) == 0
     dist.barrier()
     assert model.module[0].weight.__class__ is nn.Parameter or sharded or me.rank

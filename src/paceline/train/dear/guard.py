@@ -30,7 +30,14 @@ _ATTRIBUTES = (
 )
 _METHODS = (
     *("size", "dim", "numel", "nelement", "stride", "storage_offset", "element_size", "is_contiguous", "type"),
-    *("is_floating_point", "is_complex", "register_hook", "register_post_accumulate_grad_hook", "get_device", "__len__"),
+    *(
+        "is_floating_point",
+        "is_complex",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "get_device",
+        "__len__",
+    ),
     *("requires_grad_", "__hash__", "is_same_size", "is_signed", "retain_grad"),
 )
 METADATA = frozenset(

@@ -45,7 +45,10 @@ class PartialStep:
         ]
 
     def run(
-        self, hyper_parameters: Sequence[dict[str, Any]], parameters: Sequence[Sequence[torch.Tensor]], state: Any = None
+        self,
+        hyper_parameters: Sequence[dict[str, Any]],
+        parameters: Sequence[Sequence[torch.Tensor]],
+        state: Any = None,
     ) -> None:
         """One step on these parameters, given by group; ``state`` takes the place of the optimizer's own."""
         groups = [

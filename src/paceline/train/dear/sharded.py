@@ -122,7 +122,11 @@ class ShardedUpdate:
         return whole
 
     def _consolidate(
-        self, bucket: Bucket, owned: Sequence[Own], kinds: dict[int, dict[str, tuple[str, Any]]], whole: dict[int, State]
+        self,
+        bucket: Bucket,
+        owned: Sequence[Own],
+        kinds: dict[int, dict[str, tuple[str, Any]]],
+        whole: dict[int, State],
     ) -> None:
         tensors = sorted(
             {

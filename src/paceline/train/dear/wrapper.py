@@ -165,13 +165,17 @@ class DataParallel(nn.Module):
         index_of = {id(parameter): index for index, parameter in enumerate(self._pipe.parameters)}
         whole = update.consolidated()
         ordered = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        packed = {number: index_of[id(parameter)] for number, parameter in enumerate(ordered) if id(parameter) in index_of}
+        packed = {
+            number: index_of[id(parameter)] for number, parameter in enumerate(ordered) if id(parameter) in index_of
+        }
         state_dict["state"] = {number: whole[index] for number, index in packed.items() if index in whole}
         return state_dict
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         optimizer, args = self.optimizer, (closure,)
-        before = chain(torch_optimizer._global_optimizer_pre_hooks.values(), optimizer._optimizer_step_pre_hooks.values())
+        before = chain(
+            torch_optimizer._global_optimizer_pre_hooks.values(), optimizer._optimizer_step_pre_hooks.values()
+        )
         for hook in before:
             hook(optimizer, args, {})
         loss = None
@@ -181,7 +185,9 @@ class DataParallel(nn.Module):
         with self._joining.announced("step", self._hyper_parameters):
             self._set_divisor()
             self._pipe.step()
-        after = chain(optimizer._optimizer_step_post_hooks.values(), torch_optimizer._global_optimizer_post_hooks.values())
+        after = chain(
+            optimizer._optimizer_step_post_hooks.values(), torch_optimizer._global_optimizer_post_hooks.values()
+        )
         for hook in after:
             hook(optimizer, args, {})
         return loss
@@ -205,7 +211,7 @@ class DataParallel(nn.Module):
         if self._alone:
             return self.module(*inputs, **kwargs)
         if self._broadcast_buffers and self._running.stale and self._pipe.back.enabled:
-            with self._joining.announced("buffers", lambda: self._joining.last_active):
+            with self._joining.announced("buffers"):
                 self._running.broadcast(self._joining.last_active if self._joining.entered else 0)
         outputs = self.module(*inputs, **kwargs)
         self._running.stale = self._running.stale or self.module.training
@@ -244,6 +250,7 @@ class DataParallel(nn.Module):
         self._divide_by_active = not divide_by_initial_world_size
         try:
             yield
+            self.zero_grad()  # what this rank has no inputs for, it adds nothing to
             self._joining.shadow(
                 {
                     "round": self._shadow_round,
@@ -252,12 +259,11 @@ class DataParallel(nn.Module):
                     "clip": lambda details: self.clip_grad_norm_(*details),
                     "abandon": lambda _: self._pipe.back.abandon(),
                     "step": self._shadow_step,
-                    "buffers": lambda source: self._running.broadcast(source),
+                    "buffers": lambda _: self._running.broadcast(self._joining.last_active),
                 }
             )
             self._pipe.synchronize()
-            if self._running.any:
-                self._running.broadcast(self._joining.last_active)
+            self._follow_last()
         finally:
             self._joining.entered = False
             self._pipe.back.divisor = self._groups.num_ranks
@@ -276,14 +282,26 @@ class DataParallel(nn.Module):
         self._set_divisor()
         self._pipe.back.launch_rest()
 
-    def _hyper_parameters(self) -> object:
+    def _hyper_parameters(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
 
     def _shadow_step(self, hyper_parameters: list[dict[str, Any]]) -> None:
-        for group, hyper in zip(self.optimizer.param_groups, hyper_parameters, strict=True):
-            group.update(hyper)
+        self._adopt(hyper_parameters)
         self._set_divisor()
         self._pipe.step()
+        self._pipe.zero_grad()
+
+    def _adopt(self, hyper_parameters: list[dict[str, Any]]) -> None:
+        for group, hyper in zip(self.optimizer.param_groups, hyper_parameters, strict=True):
+            group.update(hyper)
+
+    def _follow_last(self) -> None:
+        """All inputs are used: buffers and hyper-parameters are those of the rank that had most."""
+        if self._running.any:
+            self._running.broadcast(self._joining.last_active)
+        said = [self._hyper_parameters()]
+        dist.broadcast_object_list(said, group=self._groups.reduce, group_src=self._joining.last_active)
+        self._adopt(said[0])
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
