@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from dear_models import OPTIMIZERS, Transformer, apart, batch, build, ddp, fit, loss_of, weights
+from dear_models import apart, batch, build, loss_of, weights
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -151,7 +150,7 @@ WAYS: list[Callable[..., None]] = [
 ]
 
 
-def _three(  # noqa: PLR0913
+def _three(
     make: Callable[[], nn.Module], way: Callable[..., None], me: Member, optimizer_of: Any = _sgd, **options: Any
 ) -> list[float]:
     """How far both modes end from DDP."""

@@ -133,7 +133,7 @@ class Signed(torch.optim.Optimizer):
         self.steps = 0
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, _closure: Any = None) -> None:
         self.steps += 1
         some = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.stack([p.grad.norm() for p in some]).norm()
@@ -238,7 +238,8 @@ def test_compiled_modules() -> None:
 
 
 def tunes(me: Member, folder: str) -> tuple[int, list[int], bool]:
-    """The threshold is searched in at most 60 iterations; all ranks follow rank 0; weights are those of any threshold."""
+    """The threshold is searched in at most 60 iterations; all ranks follow rank 0; weights are those of any
+    threshold."""
     plain, optimizer = dear("mlp", "adamw", sharded=True, bucket_mb=25.0)
     fit(plain, optimizer, "mlp", me, 60)
     wanted = weights(plain)

@@ -2,8 +2,8 @@
 
 Two ranks add in only one order, and halves are exact: every bit is that of DDP. More ranks may add in another order
 than DDP's all-reduce, and thirds are rounded: weights, of size about one, stay within ``BETWEEN_ORDERS`` of DDP's.
-Adam divides by the root of a mean square, so where a gradient is nothing but rounding (a bias before a normalisation) it
-makes steps of rounding: models here have none of those, and its epsilon is 1e-4.
+Adam divides by the root of a mean square, so where a gradient is nothing but rounding (a bias before a normalisation)
+it makes steps of rounding: models here have none of those, and its epsilon is 1e-4.
 """
 
 from __future__ import annotations

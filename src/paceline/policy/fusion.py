@@ -9,7 +9,9 @@ thresholds are those of a grid.
 
 from __future__ import annotations
 
+import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,7 +77,7 @@ def next_threshold(trials: Sequence[Trial], low_bytes: int, high_bytes: int, *, 
 def _unvisited(parts: Sequence[float]) -> float:
     """The middle of the widest gap: a grid that is refined as long as there are trials."""
     edges = sorted({0.0, 1.0, *parts})
-    gaps = [(right - left, left) for left, right in zip(edges, edges[1:], strict=False)]
+    gaps = [(right - left, left) for left, right in itertools.pairwise(edges)]
     width, left = max(gaps)
     return left + width / 2
 
@@ -84,6 +86,7 @@ def _expected_improvement(
     parts: NDArray[np.float64], times_s: NDArray[np.float64], candidates: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """How much each candidate is expected to shorten an iteration, in units of the spread of the times so far."""
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
@@ -91,7 +94,9 @@ def _expected_improvement(
     scores = (float(np.mean(times_s)) - times_s) / spread_s
     kernel = Matern(length_scale=0.3, length_scale_bounds=(0.1, 2.0), nu=2.5) + WhiteKernel(0.05, (1e-3, 0.5))
     process = GaussianProcessRegressor(kernel, random_state=0)
-    process.fit(parts[:, None], scores)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a fit at a limit of its range is good enough
+        process.fit(parts[:, None], scores)
     means, deviations = process.predict(candidates[:, None], return_std=True)
     gains = means - float(process.predict(parts[:, None]).max()) - _EXPLORE
     ratios = gains / np.maximum(deviations, 1e-9)

@@ -29,9 +29,7 @@ def test_pieces_of_all_ranks_are_every_element_once(
                 assert ends <= piece.offset <= piece.offset + piece.numel <= layout.shard_numel
                 ends = piece.offset + piece.numel
                 seen.setdefault(piece.index, []).extend(range(piece.start, piece.end))
-    assert {index: list(range(shape.numel)) for index, shape in enumerate(found)} == {
-        index: elements for index, elements in sorted(seen.items())
-    }
+    assert {index: list(range(shape.numel)) for index, shape in enumerate(found)} == dict(sorted(seen.items()))
 
 
 @given(shapes, st.integers(1, 5000))

@@ -18,9 +18,9 @@ def test_buckets_that_are_not_needed_are_no_offence() -> None:
 
 
 def test_patience_doubles() -> None:
-    assert [streak for streak in range(20) if worth_learning(streak, 1)][0] == 3
-    assert [streak for streak in range(20) if worth_learning(streak, 2)][0] == 6
-    assert [streak for streak in range(20) if worth_learning(streak, 3)][0] == 12
+    assert next(streak for streak in range(20) if worth_learning(streak, 1)) == 3
+    assert next(streak for streak in range(20) if worth_learning(streak, 2)) == 6
+    assert next(streak for streak in range(20) if worth_learning(streak, 3)) == 12
 
 
 def test_ranks_agree_on_the_union_and_on_rank_0s_decision() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_without_the_library_the_range_is_covered() -> None:
     for _ in range(TRIALS):
         trials.append(Trial(next_threshold(trials, LOW_BYTES, HIGH_BYTES, use_library=False), 1.0))
     points = sorted(math.log(trial.threshold_bytes / LOW_BYTES) for trial in trials)
-    gaps = [right - left for left, right in zip(points, points[1:], strict=False)]
+    gaps = [right - left for left, right in itertools.pairwise(points)]
     assert max(gaps) < 0.3 * math.log(HIGH_BYTES / LOW_BYTES)
 
 

@@ -1,9 +1,9 @@
 """BackPipe: reduce-scatter of each bucket as soon as backpropagation has its gradients.
 
-Collectives must come in the same order on all ranks, whatever autograd does on one of them. So buckets leave from the last
-to the first, each when it and all before it are complete, and the rest when backpropagation ends. Gradients that come
-after their bucket has left (a second backward(), a weight shared between checkpointed parts) stay where autograd puts
-them, and follow in a second round that all ranks agree on, as sums of means are means of sums.
+Collectives must come in the same order on all ranks, whatever autograd does on one of them. So buckets leave from the
+last to the first, each when it and all before it are complete, and the rest when backpropagation ends. Gradients that
+come after their bucket has left (a second backward(), a weight shared between checkpointed parts) stay where autograd
+puts them, and follow in a second round that all ranks agree on, as sums of means are means of sums.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class BackPipe:
         self.divisor = groups.num_ranks
         self.before_round: Callable[[], None] = lambda: None
         for index, parameter in enumerate(parameters):
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            hooked: Any = parameter
+            hooked.register_post_accumulate_grad_hook(self._hook(index))
 
     def use(self, buckets: Sequence[Bucket]) -> None:
         """Work with these buckets from now on; nothing is under way."""
@@ -95,7 +96,7 @@ class BackPipe:
             self._task = task
             self._touched = False
             self._dirty = True
-            engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+            engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._backward_ends)
 
     def _backward_ends(self) -> None:
@@ -162,8 +163,8 @@ class BackPipe:
             )
         if gradient.requires_grad:
             raise UsageError(
-                f"the gradient of {self._names[index]} has a graph of its own (create_graph=True): call that backward() "
-                "inside no_sync(), or use torch.autograd.grad"
+                f"the gradient of {self._names[index]} has a graph of its own (create_graph=True): call that "
+                "backward() inside no_sync(), or use torch.autograd.grad"
             )
 
     def flush(self, decision: Callable[[], Decision | None]) -> Agreement:

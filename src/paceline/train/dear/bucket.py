@@ -8,8 +8,8 @@ REDUCING              gradients have left for the reduce-scatter; ``p.grad`` is 
 PENDING               step() was called; the parameters are old until the all-gather has arrived
 ====================  ==============================================================================
 
-IDLE -> REDUCING: the last gradient is there (or a step wants it). REDUCING -> PENDING: step(). PENDING -> IDLE: the first
-use of a parameter. REDUCING -> IDLE: somebody reads or drops gradients before step().
+IDLE -> REDUCING: the last gradient is there (or a step wants it). REDUCING -> PENDING: step(). PENDING -> IDLE: the
+first use of a parameter. REDUCING -> IDLE: somebody reads or drops gradients before step().
 """
 
 from __future__ import annotations

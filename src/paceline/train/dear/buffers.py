@@ -1,4 +1,5 @@
-"""Buffers (running statistics and the like) are rank 0's, as in DDP: broadcast before a forward pass, if they changed."""
+"""Buffers (running statistics and the like) are rank 0's, as in DDP: broadcast before a forward pass, if they
+changed."""
 
 from __future__ import annotations
 
@@ -31,6 +32,6 @@ class Buffers:
         for some in by_kind.values():
             flat = torch.cat([buffer.reshape(-1) for buffer in some])
             dist.broadcast(flat, group=self._group, group_src=source)
-            for buffer, part in zip(some, flat.split([buffer.numel() for buffer in some]), strict=True):
+            for buffer, part in zip(some, torch.split(flat, [buffer.numel() for buffer in some]), strict=True):
                 buffer.copy_(part.view(buffer.shape))
         self.stale = False

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from paceline.errors import UnsupportedError, UsageError
@@ -42,14 +42,14 @@ def check_parameters(module: nn.Module, optimizer: Optimizer) -> None:
             "module.parameters(), after any change to the module and before wrapping it"
         )
     for name, parameter in module.named_parameters():
-        if isinstance(parameter, UninitializedTensorMixin):
+        if is_lazy(parameter):
             raise UsageError(f"parameter {name} is not initialised: run the lazy module once before wrapping it")
         if isinstance(parameter, DTensor):
             raise UnsupportedError(f"parameter {name} is a DTensor: DataParallel takes whole parameters")
         if parameter.requires_grad and id(parameter) not in theirs:
             raise UsageError(
-                f"parameter {name} requires a gradient and is not in the optimizer: add it to the optimizer, or set its "
-                "requires_grad to False"
+                f"parameter {name} requires a gradient and is not in the optimizer: add it to the optimizer, or set "
+                "its requires_grad to False"
             )
         if parameter.requires_grad and not _is_dense(parameter):
             raise UnsupportedError(
@@ -86,7 +86,8 @@ def check_alike(module: nn.Module, groups: Groups) -> None:
             pairs = zip(everyone[0], theirs, strict=False)
             first = next(((a, b) for a, b in pairs if a != b), (len(everyone[0]), len(theirs)))
             raise UsageError(
-                f"rank {rank} has another model than rank 0: {first[1]} where rank 0 has {first[0]}; build the same on all"
+                f"rank {rank} has another model than rank 0: {first[1]} where rank 0 has {first[0]}; build the same "
+                "on all"
             )
 
 

@@ -1,7 +1,7 @@
 """What ranks tell each other once a step, in one small all-reduce of integers. Pure.
 
-The words, added up over the ranks: for each parameter, whether it has a gradient; for each bucket, whether gradients came
-after its reduce-scatter was launched; then rank 0's decisions. So no rank decides alone what all must do.
+The words, added up over the ranks: for each parameter, whether it has a gradient; for each bucket, whether gradients
+came after its reduce-scatter was launched; then rank 0's decisions. So no rank decides alone what all must do.
 """
 
 from __future__ import annotations

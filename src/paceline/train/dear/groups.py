@@ -1,7 +1,7 @@
 """The two process groups of a wrapper, one for each half of an all-reduce, so that neither queues behind the other.
 
-All all-gathers go through one group; reduce-scatters, and the few small things between them, through the other. In each,
-every rank issues the same operations in the same order.
+All all-gathers go through one group; reduce-scatters, and the few small things between them, through the other. In
+each, every rank issues the same operations in the same order.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def make_groups(process_group: Any, device_mesh: DeviceMesh | None) -> Groups:
     rank, num_ranks = dist.get_rank(parent), dist.get_world_size(parent)
     if num_ranks == 1:
         return Groups(parent, parent, parent, rank, 1)
-    halves = [_twin(parent, half) for half in ("reduce", "gather")]
-    return Groups(parent, *halves, rank, num_ranks)
+    return Groups(parent, _twin(parent, "reduce"), _twin(parent, "gather"), rank, num_ranks)
 
 
 def _twin(parent: Any, half: str) -> Any:

@@ -1,27 +1,26 @@
 """Nobody reads a parameter whose new value has not arrived: for that long it is of a class that looks first.
 
-While a bucket is under way its parameters are of a subclass of their class, whose ``__torch_function__`` is called before
-any operation sees the parameter: as an argument, in a list of arguments, as the object of a method, or for an attribute
-like ``data``. So weights cannot be used stale by a module, by a function outside of its module, by state_dict(),
-deepcopy, pickle, printing, an optimizer, or a bare ``w.sum()``; and the first use is seen exactly once, whoever it is.
-Outside of that time the parameter is of its own class and costs nothing.
+While a bucket is under way its parameters are of a subclass of their class, whose ``__torch_function__`` is called
+before any operation sees the parameter: as an argument, in a list of arguments, as the object of a method, or for an
+attribute like ``data``. So weights cannot be used stale by a module, by a function outside of its module, by
+state_dict(), deepcopy, pickle, printing, an optimizer, or a bare ``w.sum()``; and the first use is seen exactly once,
+whoever it is. Outside of that time the parameter is of its own class and costs nothing.
 
-What C++ does without asking Python is not seen: aliases taken earlier (``w.detach()``, ``w.data``, ``w.numpy()``), a bare
-parameter given to a c10d collective, scripted and compiled modules. For the last two see :mod:`.opaque`.
+What C++ does without asking Python is not seen: aliases taken earlier (``w.detach()``, ``w.data``, ``w.numpy()``), a
+bare parameter given to a c10d collective, scripted and compiled modules. For the last two see :mod:`.opaque`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
-GRAD_GET = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
-GRAD_SET = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
-GRAD_DELETE = torch.Tensor.grad.__delete__  # type: ignore[attr-defined]
+_GRAD: Any = torch.Tensor.grad
+GRAD_GET, GRAD_SET, GRAD_DELETE = _GRAD.__get__, _GRAD.__set__, _GRAD.__delete__
 
 _ATTRIBUTES = (
     *("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "ndim", "names", "itemsize"),
@@ -89,7 +88,7 @@ class Guard:
         """Whether it is guarded."""
         return type(parameter) in self._plain
 
-    def _class(self, plain: type) -> type:
+    def _class(self, plain: Any) -> type:
         def intercept(
             _cls: type, func: Callable[..., Any], _types: object, args: Any = (), kwargs: Any = None
         ) -> object:
@@ -103,7 +102,7 @@ class Guard:
         def reduced(parameter: nn.Parameter, protocol: Any) -> object:
             self._keeper.about_to_read([parameter])
             with torch._C.DisableTorchFunctionSubclass():
-                return plain.__reduce_ex__(parameter, protocol)  # type: ignore[arg-type]
+                return cast(object, plain.__reduce_ex__(parameter, protocol))
 
         members = {"__torch_function__": classmethod(intercept), "__deepcopy__": duplicate, "__reduce_ex__": reduced}
         guarded = type(f"Guarded{plain.__name__}", (plain,), members)
@@ -114,7 +113,8 @@ class Guard:
         if func == GRAD_GET:
             return self._keeper.read_gradient(args[0])
         if func in (GRAD_SET, GRAD_DELETE) and self.holds(args[0]):
-            return self._keeper.write_gradient(args[0], args[1] if len(args) > 1 else None)
+            self._keeper.write_gradient(args[0], args[1] if len(args) > 1 else None)
+            return None
         harmless = func in METADATA and not (func is torch.Tensor.type and len(args) + len(kwargs) > 1)
         if not harmless and not self._keeper.about_to_read(list(self._found((args, kwargs)))):
             return func(*args, **kwargs)

@@ -1,10 +1,12 @@
-"""Modules whose insides Python does not see: compiled and scripted ones. Their parameters are awaited when they are called.
+"""Modules whose insides Python does not see: compiled and scripted ones. Their parameters are awaited when they are
+called.
 
 A guarded parameter inside a compiled graph would be another type, and compile it anew; a scripted module would not ask.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ class Await:
         self._use = use
 
     def __call__(self, module: nn.Module, _: object) -> None:
+        """Await them."""
         if self._use is not None:
             self._use(module.parameters())
 
@@ -33,7 +36,7 @@ class Await:
 
 def watch(module: nn.Module, use: Use) -> None:
     """Find opaque modules, and await their parameters before each call."""
-    if "torch._dynamo" in __import__("sys").modules:
+    if "torch._dynamo" in sys.modules:
         from torch._dynamo.eval_frame import OptimizedModule
 
         compiled: tuple[type, ...] = (OptimizedModule,)
@@ -44,7 +47,7 @@ def watch(module: nn.Module, use: Use) -> None:
         if child in inside:
             continue
         in_place = getattr(child, "_compiled_call_impl", None)
-        if isinstance(child, compiled) or isinstance(child, torch.jit.ScriptModule):
+        if isinstance(child, (compiled, torch.jit.ScriptModule)):
             child.register_forward_pre_hook(Await(use))
         elif in_place is not None:
             child._compiled_call_impl = _awaiting(child, in_place, use)

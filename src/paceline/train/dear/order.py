@@ -5,6 +5,7 @@ Order is a matter of speed only. A bucket that is needed earlier than expected i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 PATIENCE = 3
@@ -22,9 +23,10 @@ def learnt(uses: Sequence[int], num_parameters: int) -> list[int]:
 
 def out_of_order(arrivals: Sequence[int]) -> bool:
     """Whether buckets were needed in another order than theirs; one that was not needed is no offence."""
-    return any(later < earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False))
+    return any(later < earlier for earlier, later in itertools.pairwise(arrivals))
 
 
 def worth_learning(streak: int, times_learnt: int) -> bool:
     """Whether so many iterations out of order, in a row, justify learning; patience doubles each time."""
-    return streak >= PATIENCE * 2 ** max(0, times_learnt - 1)
+    patience: int = PATIENCE * 2 ** max(0, times_learnt - 1)
+    return streak >= patience

@@ -1,8 +1,8 @@
 """What of communication was hidden behind computation: times of each bucket, a line for the log, events for a trace.
 
-An operation is *in flight* from its launch until it was found done; *exposed* is the time in which somebody waited for it.
-What was in flight and not waited for was hidden. Operations overlap, so a step's time in flight is the length of the
-union of its intervals. An operation whose end nobody waited for counts until the moment somebody looked.
+An operation is *in flight* from its launch until it was found done; *exposed* is the time in which somebody waited for
+it. What was in flight and not waited for was hidden. Operations overlap, so a step's time in flight is the length of
+the union of its intervals. An operation whose end nobody waited for counts until the moment somebody looked.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class StepOverlap:
         )
         return (
             f"step {self.step}: communication {format_duration(self.in_flight_s)}, hidden "
-            f"{format_duration(self.hidden_s)}, exposed {format_duration(self.exposed_s)}; waited for {buckets or 'none'}"
+            f"{format_duration(self.hidden_s)}, exposed {format_duration(self.exposed_s)}; "
+            f"waited for {buckets or 'none'}"
         )
 
 

@@ -1,4 +1,5 @@
-"""Whose a parameter is: mistakes that would train something else than was meant are errors, at the line that makes them."""
+"""Whose a parameter is: mistakes that would train something else than was meant are errors, at the line that makes
+them."""
 
 from __future__ import annotations
 
@@ -62,18 +63,17 @@ def _check_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
 def _check_parameter(module: nn.Module, name: str, parameter: object) -> None:
     if module in _modules and isinstance(parameter, torch.Tensor):
         raise UsageError(
-            f"parameter {name!r} is added or replaced in a module that DataParallel has wrapped: change the module first, "
-            "then wrap it (load_state_dict without assign=True keeps the parameters)"
+            f"parameter {name!r} is added or replaced in a module that DataParallel has wrapped: change the module "
+            "first, then wrap it (load_state_dict without assign=True keeps the parameters)"
         )
 
 
 def _check_module(module: nn.Module, name: str, submodule: object) -> None:
-    if module in _modules and isinstance(submodule, nn.Module) and submodule not in _modules:
-        if any(True for _ in submodule.parameters()) and not _same_parameters(submodule):
-            raise UsageError(
-                f"module {name!r} with parameters is added to a module that DataParallel has wrapped: change the module "
-                "first, then wrap it"
-            )
+    if module in _modules and isinstance(submodule, nn.Module) and not _same_parameters(submodule):
+        raise UsageError(
+            f"module {name!r} with parameters is added to a module that DataParallel has wrapped: change the module "
+            "first, then wrap it"
+        )
 
 
 def _same_parameters(module: nn.Module) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,7 +102,8 @@ class Pipeline:
             self.gather_gradients()
         elif bucket.phase is Phase.PENDING and not self.sharded:
             self.feed.complete(bucket)
-        return _raw_gradient(parameter)
+        with torch._C.DisableTorchFunctionSubclass():
+            return parameter.grad
 
     def write_gradient(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         """``parameter.grad = gradient``."""
@@ -147,8 +147,8 @@ class Pipeline:
     def gather_gradients(self) -> None:
         """Somebody reads gradients before step(): put the means into ``p.grad``, as DDP does at once.
 
-        In the mode that gathers gradients this is the all-gather that step() would launch; in the other it is one more, so
-        there every rank has to read.
+        In the mode that gathers gradients this is the all-gather that step() would launch; in the other it is one
+        more, so there every rank has to read.
         """
         self.reduce()
         group = self.groups.reduce if self.sharded else self.groups.gather
@@ -288,8 +288,3 @@ class Pipeline:
             if whole is not None:
                 self.update.scatter(whole)
         log.debug("%d buckets of up to %s", len(layouts), format_size(threshold_bytes))
-
-
-def _raw_gradient(parameter: nn.Parameter) -> Any:
-    with torch._C.DisableTorchFunctionSubclass():
-        return parameter.grad

@@ -1,8 +1,8 @@
 """Sharded update: every rank updates its pieces with the user's own optimizer, then parameters are gathered.
 
-The optimizer keeps its parameters and groups; during a step it is lent the pieces instead. ``optimizer.state`` has, for each
-parameter, the state of this rank's piece of it, so 1/P of the whole. Saving gathers the whole state and loading takes
-the pieces out of it, so files are those of plain PyTorch, for any number of ranks.
+The optimizer keeps its parameters and groups; during a step it is lent the pieces instead. ``optimizer.state`` has,
+for each parameter, the state of this rank's piece of it, so 1/P of the whole. Saving gathers the whole state and
+loading takes the pieces out of it, so files are those of plain PyTorch, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ShardedUpdate:
 
     def arrived(self, bucket: Bucket) -> None:
         """Copy the new weights into the parameters."""
-        torch._foreach_copy_(bucket.parameters, bucket.views)
+        torch._foreach_copy_([*bucket.parameters], bucket.views)
 
     def consolidated(self) -> dict[int, State]:
         """The whole state by index of the parameter, the same on all ranks; every rank must ask."""
@@ -192,8 +192,8 @@ def _cut(key: str, value: Any, own: Own, name: str) -> Any:
     if value.shape != own.parameter.shape:
         raise UsageError(
             f"the optimizer's {key!r} of {name} has the shape {tuple(value.shape)}, and the parameter "
-            f"{tuple(own.parameter.shape)}: this is one rank's part of a state. Save what optimizer.state_dict() returns "
-            "when all ranks call it: that loads into any number of ranks"
+            f"{tuple(own.parameter.shape)}: this is one rank's part of a state. Save what optimizer.state_dict() "
+            "returns when all ranks call it: that loads into any number of ranks"
         )
     like = torch.empty_strided(own.parameter.size(), own.parameter.stride(), dtype=value.dtype, device=value.device)
     return memory_order(like.copy_(value))[own.place.start : own.place.end].clone()

@@ -1,8 +1,8 @@
 """The fusion threshold: fixed, from a file, or tuned while training.
 
-Rank 0 measures iterations from step() to step() and asks :mod:`paceline.policy.fusion` what to try next; the others follow
-what it says in the agreement of a step. A trial has five iterations, of which the first pays for the change and does not
-count. After ten trials the best threshold stays, and is saved.
+Rank 0 measures iterations from step() to step() and asks :mod:`paceline.policy.fusion` what to try next; the others
+follow what it says in the agreement of a step. A trial has five iterations, of which the first pays for the change and
+does not count. After ten trials the best threshold stays, and is saved.
 """
 
 from __future__ import annotations

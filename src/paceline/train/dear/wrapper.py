@@ -1,4 +1,5 @@
-"""``paceline.DataParallel``: DistributedDataParallel's place in a training script, with both halves of communication hidden."""
+"""``paceline.DataParallel``: DistributedDataParallel's place in a training script, with both halves of communication
+hidden."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._pytree import tree_leaves
 
+from paceline.errors import UnsupportedError
 from paceline.train.dear import checks, clipping, opaque, ownership
 from paceline.train.dear.buffers import Buffers
 from paceline.train.dear.groups import make_groups
@@ -40,14 +42,14 @@ class DataParallel(nn.Module):
             loss_of(model(inputs), targets).backward()
             optimizer.step()
 
-    Gradients are reduce-scattered during backward() and gathered during the next forward pass, and the update happens as they
-    arrive. With ``sharded=True`` each rank updates its part of the parameters, with its part of the optimizer's state, and
-    the parameters are gathered. Whoever reads a parameter sees its new value.
+    Gradients are reduce-scattered during backward() and gathered during the next forward pass, and the update happens
+    as they arrive. With ``sharded=True`` each rank updates its part of the parameters, with its part of the
+    optimizer's state, and the parameters are gathered. Whoever reads a parameter sees its new value.
 
-    ``bucket_mb`` is how much is sent at once: a number, or "auto" to find it while training; then ``tuning_file`` keeps it
-    for the next time. ``elementwise=True`` vouches for an optimizer that is not PyTorch's own: every element is updated by
-    itself, so that parts of a parameter can be. ``log_overlap_every`` logs what was hidden, every so many steps, to the
-    logger "paceline.dear".
+    ``bucket_mb`` is how much is sent at once: a number, or "auto" to find it while training; then ``tuning_file``
+    keeps it for the next time. ``elementwise=True`` vouches for an optimizer that is not PyTorch's own: every element
+    is updated by itself, so that parts of a parameter can be. ``log_overlap_every`` logs what was hidden, every so
+    many steps, to the logger "paceline.dear".
     """
 
     def __init__(
@@ -218,7 +220,7 @@ class DataParallel(nn.Module):
         if torch.is_grad_enabled():
             for output in tree_leaves(outputs):
                 if isinstance(output, torch.Tensor) and output.requires_grad:
-                    output.register_hook(self._pipe.back.backward_begins)
+                    cast(Any, output).register_hook(self._pipe.back.backward_begins)
         return outputs
 
     @contextmanager
@@ -245,7 +247,7 @@ class DataParallel(nn.Module):
             yield
             return
         if self._whole:
-            raise checks.UnsupportedError(f"join() does not serve {type(self.optimizer).__name__}: make inputs even")
+            raise UnsupportedError(f"join() does not serve {type(self.optimizer).__name__}: make inputs even")
         self._joining.entered = True
         self._divide_by_active = not divide_by_initial_world_size
         try:
@@ -358,7 +360,8 @@ class DataParallel(nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Into the module; keys may have the prefix ``module.`` of DistributedDataParallel. Every rank loads the same."""
+        """Into the module; keys may have the prefix ``module.`` of DistributedDataParallel. Every rank loads the
+        same."""
         self.synchronize()
         state = dict(state_dict)
         if state and all(key.startswith("module.") for key in state) and not hasattr(self.module, "module"):
