@@ -72,7 +72,7 @@ def main() -> None:
     ours, our_step_s = _train(model, optimizer, options.steps)
 
     pairs = zip(reference.module.parameters(), model.module.parameters(), strict=True)
-    apart = max(float((one - other).abs().max()) for one, other in pairs)
+    apart = max((one - other).abs().max().item() for one, other in pairs)
     if dist.get_rank() == 0:
         print("step   DDP     DataParallel")
         for number, (one, other) in enumerate(zip(theirs, ours, strict=True)):
