@@ -2,9 +2,9 @@
 
     python benchmarks/dear_overhead.py [--steps 300] [--rounds 7]
 
-*alone* is world size 1: the same net and optimizer, called through the wrapper and not. *machinery* is the processor time
-of a step of rank 0 of two ranks on Gloo, with a bucket for nearly every layer, beside DDP's. Loops take short turns; each
-figure is the median of rounds.
+*alone* is world size 1: the same net and optimizer, called through the wrapper and not. *machinery* is the processor
+time of a step of rank 0 of two ranks on Gloo, with a bucket for nearly every layer, beside DDP's. Loops take short
+turns; each figure is the median of rounds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
@@ -112,7 +112,7 @@ def main() -> None:
     share = found["gathered"] / found["plain"] - 1
     plain_ms, wrapped_ms = found["plain"] * 1e3, found["gathered"] * 1e3
     print(f"alone: plain {plain_ms:.3f} ms a step, DataParallel {wrapped_ms:.3f} ms: {share:+.2%}")
-    mp.spawn(_pair, (options.steps, options.rounds), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_pair, (options.steps, options.rounds), nprocs=2)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":
