@@ -23,7 +23,7 @@ $(TOOLS): pyproject.toml
 	@touch $@
 
 $(STAMP): $(TOOLS) CMakeLists.txt csrc/CMakeLists.txt $(filter csrc/%,$(CPP))
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[plot]'
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[plot,tune]'
 	@touch $@
 
 demo: install  ## the main job: a tour of schedules, with a picture in out/

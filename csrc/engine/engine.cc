@@ -23,6 +23,7 @@ constexpr auto kEncore = std::chrono::milliseconds(10);
 
 // Peers of a group that ends have this long to read what we sent and to say goodbye themselves.
 constexpr auto kLingering = std::chrono::milliseconds(1000);
+constexpr auto kFinishing = std::chrono::seconds(10);  // for collectives under way when the rank leaves
 
 }  // namespace
 
@@ -107,6 +108,10 @@ void Engine::introduce(const std::shared_ptr<Group>& group, std::vector<PeerAddr
 void Engine::leave(const std::shared_ptr<Group>& group) {
   if (::getpid() != process_) return;  // the group is the parent's
   std::unique_lock lock(mutex_);
+  // Others need this rank's part of what it has called already.
+  wake();
+  changed_.wait_for(lock, kFinishing,
+                    [&] { return group->collectives().idle() || !group->failure().empty() || stopping_; });
   group->leave();
   wake();
   changed_.wait_for(lock, kLingering, [&] { return group->closed() || stopping_; });

@@ -36,6 +36,7 @@ from paceline.policy.planning import Plan, compare, plan
 if TYPE_CHECKING:
     from paceline import hooks
     from paceline.collectives import all_reduce
+    from paceline.train.dear.wrapper import DataParallel
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "Cluster",
     "Collective",
     "Cost",
+    "DataParallel",
     "FileFormatError",
     "Host",
     "Kind",
@@ -70,7 +72,11 @@ __all__ = [
     "verify",
 ]
 
-_NEED_TORCH = {"all_reduce": "paceline.collectives:all_reduce", "hooks": "paceline.hooks:"}
+_NEED_TORCH = {
+    "DataParallel": "paceline.train.dear.wrapper:DataParallel",
+    "all_reduce": "paceline.collectives:all_reduce",
+    "hooks": "paceline.hooks:",
+}
 
 
 def __getattr__(name: str) -> Any:

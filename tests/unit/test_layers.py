@@ -20,6 +20,7 @@ ALLOWED = {
     "executors": {"_c10d", "ir"},
     "observe": set(),
     "lab": {"ir"},
+    "train": {"policy"},
     "bench": {"lab", "draw", "algorithms", "ir"},
     "cli": {"bench", "lab", "draw", "policy", "algorithms", "ir"},
 }
@@ -55,9 +56,10 @@ def test_public_surface_is_sorted_and_frozen() -> None:
     for name in paceline.__all__:
         assert hasattr(paceline, name)
     assert set(paceline.__all__) == {
-        "ALGORITHMS", "Cluster", "Collective", "Cost", "FileFormatError", "Host", "Kind", "PacelineError", "Plan",
-        "Proof", "ProofError", "Schedule", "ScheduleError", "Transfer", "Transfers", "UnsupportedError", "UsageError",
-        "algorithm", "all_reduce", "arrivals", "compare", "cost", "hooks", "load", "plan", "prove", "save", "verify",
+        "ALGORITHMS", "Cluster", "Collective", "Cost", "DataParallel", "FileFormatError", "Host", "Kind",
+        "PacelineError", "Plan", "Proof", "ProofError", "Schedule", "ScheduleError", "Transfer", "Transfers",
+        "UnsupportedError", "UsageError", "algorithm", "all_reduce", "arrivals", "compare", "cost", "hooks", "load",
+        "plan", "prove", "save", "verify",
     }  # fmt: skip
 
 

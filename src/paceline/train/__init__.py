@@ -1,0 +1,1 @@
+"""Data-parallel training on process groups of any backend."""

@@ -1,0 +1,237 @@
+"""BackPipe: reduce-scatter of each bucket as soon as backpropagation has its gradients.
+
+Collectives must come in the same order on all ranks, whatever autograd does on one of them. So buckets leave from the
+last to the first, each when it and all before it are complete, and the rest when backpropagation ends. Gradients that
+come after their bucket has left (a second backward(), a weight shared between checkpointed parts) stay where autograd
+puts them, and follow in a second round that all ranks agree on, as sums of means are means of sums.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.errors import UsageError
+from paceline.train.dear.bucket import Bucket, Phase
+from paceline.train.dear.control import Agreement, Decision, agreement, words
+from paceline.train.dear.groups import Groups, reduce_scatter
+from paceline.train.dear.guard import Guard
+from paceline.train.dear.overlap import Recorder
+
+OPERATION = "reduce-scatter"
+AGREEMENT = "agreement"
+
+
+class BackPipe:
+    """Launches and awaits reduce-scatters."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        names: Sequence[str],
+        groups: Groups,
+        guard: Guard,
+        recorder: Recorder,
+        complete: Callable[[Bucket], None],
+    ) -> None:
+        self._parameters = parameters
+        self._names = names
+        self._groups = groups
+        self._guard = guard
+        self._recorder = recorder
+        self._complete = complete
+        self._buckets: list[Bucket] = []
+        self._of: list[Bucket] = []
+        self._next = -1
+        self._task = -1
+        self._touched = False
+        self._dirty = False
+        self._agreement: Agreement | None = None
+        self.enabled = True
+        self.gathered = False
+        self.divisor = groups.num_ranks
+        self.before_round: Callable[[], None] = lambda: None
+        for index, parameter in enumerate(parameters):
+            hooked: Any = parameter
+            hooked.register_post_accumulate_grad_hook(self._hook(index))
+
+    def use(self, buckets: Sequence[Bucket]) -> None:
+        """Work with these buckets from now on; nothing is under way."""
+        self._buckets = list(buckets)
+        self._of = [self._buckets[0]] * len(self._parameters)
+        for bucket in buckets:
+            for index in bucket.indexes:
+                self._of[index] = bucket
+        self._begin_round()
+
+    def bucket_of(self, index: int) -> Bucket:
+        """Where a parameter travels."""
+        return self._of[index]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether gradients have left that no step() has used."""
+        return any(bucket.phase is Phase.REDUCING for bucket in self._buckets)
+
+    def _begin_round(self) -> None:
+        for bucket in self._buckets:
+            bucket.await_all()
+        self._next = len(self._buckets) - 1
+        self._agreement = None
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def hook(_: torch.Tensor) -> None:
+            self._arrived(index)
+
+        return hook
+
+    def backward_begins(self, _: object = None) -> None:
+        """A gradient enters the model: be told when this backpropagation ends, also those nested in it."""
+        task = torch._C._current_graph_task_id()
+        if self.enabled and task != self._task:
+            self._task = task
+            self._touched = False
+            self._dirty = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._backward_ends)
+
+    def _backward_ends(self) -> None:
+        self._task = -1
+        if self.enabled and self._touched:
+            self.launch_rest()
+
+    def _arrived(self, index: int) -> None:
+        """Autograd has added up a gradient."""
+        if not self.enabled:
+            return
+        if self._task == -1:
+            self.backward_begins()
+        self._touched = True
+        bucket = self._of[index]
+        if bucket.phase is Phase.REDUCING:
+            return
+        bucket.missing.discard(index)
+        while self._next >= 0 and not self._buckets[self._next].missing:
+            self._launch_next()
+
+    def launch_rest(self) -> None:
+        """What has not left leaves now; parameters without a gradient send zeros."""
+        while self._next >= 0:
+            self._launch_next()
+
+    def _launch_next(self) -> None:
+        if self._next == len(self._buckets) - 1:
+            self.before_round()
+        bucket = self._buckets[self._next]
+        if bucket.phase is Phase.PENDING:  # nobody has used its parameters since the last step
+            self._complete(bucket)
+        self._send(bucket)
+        self._next -= 1
+        self.gathered = False
+
+    def _send(self, bucket: Bucket) -> None:
+        """Move the gradients into the flat buffer and let it go."""
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            targets, sources = [], []
+            for position, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
+                gradient = parameter.grad
+                bucket.used[position] = bucket.used[position] or gradient is not None
+                if gradient is None:
+                    view.zero_()
+                elif gradient is not view:
+                    self._check(bucket.indexes[position], gradient)
+                    targets.append(view)
+                    sources.append(gradient)
+            if targets:
+                torch._foreach_copy_(targets, sources)
+            for parameter in bucket.parameters:
+                parameter.grad = None
+            self._recorder.launched(OPERATION, bucket.number, bucket.size_bytes)
+            bucket.reduction = reduce_scatter(bucket.shard, bucket.flat, group=self._groups.reduce, async_op=True)
+        bucket.phase = Phase.REDUCING
+        self._guard.raise_on(bucket.parameters)
+
+    def _check(self, index: int, gradient: torch.Tensor) -> None:
+        if gradient.is_sparse:
+            raise UsageError(
+                f"parameter {self._names[index]} has a sparse gradient, which DataParallel does not reduce: make its "
+                "embedding with sparse=False"
+            )
+        if gradient.requires_grad:
+            raise UsageError(
+                f"the gradient of {self._names[index]} has a graph of its own (create_graph=True): call that "
+                "backward() inside no_sync(), or use torch.autograd.grad"
+            )
+
+    def flush(self, decision: Callable[[], Decision | None]) -> Agreement:
+        """Let everything leave, agree on it, and wait until the shards have the means of all ranks' gradients."""
+        self.launch_rest()
+        if self._agreement is None or self._dirty:
+            self._dirty = False
+            residual = [self._is_late(bucket) for bucket in self._buckets]
+            used = [False] * len(self._parameters)
+            for bucket in self._buckets:
+                for index, one in zip(bucket.indexes, bucket.used, strict=True):
+                    used[index] = one or self._gradient(index) is not None
+            said = torch.tensor(words(used, residual, decision()), dtype=torch.int64, device=self._device)
+            self._recorder.launched(AGREEMENT, 0, said.numel() * said.element_size())
+            work = dist.all_reduce(said, group=self._groups.reduce, async_op=True)
+            for bucket in reversed(self._buckets):
+                self.settle(bucket)
+            self._wait(AGREEMENT, 0, cast(dist.Work, work))
+            self._agreement = agreement(said.tolist(), len(self._parameters))
+            for bucket, late in zip(self._buckets, self._agreement.residual, strict=True):
+                bucket.used = [self._agreement.used[index] for index in bucket.indexes]
+                if late:
+                    self._second_round(bucket)
+        return self._agreement
+
+    @property
+    def _device(self) -> torch.device:
+        return self._buckets[0].flat.device
+
+    def _gradient(self, index: int) -> torch.Tensor | None:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._parameters[index].grad
+
+    def _is_late(self, bucket: Bucket) -> bool:
+        return any(self._gradient(index) is not None for index in bucket.indexes)
+
+    def _second_round(self, bucket: Bucket) -> None:
+        first = bucket.shard.clone()
+        self._send(bucket)
+        self.settle(bucket)
+        bucket.shard.add_(first)
+
+    def settle(self, bucket: Bucket) -> None:
+        """Wait until the shard has the mean of all ranks' gradients."""
+        if bucket.reduction is None:
+            return
+        self._wait(OPERATION, bucket.number, bucket.reduction)
+        bucket.reduction = None
+        if self.divisor != 1:
+            bucket.shard.mul_(1.0 / self.divisor)
+
+    def _wait(self, operation: str, number: int, work: dist.Work) -> None:
+        began_s, was_done = time.perf_counter(), work.is_completed()
+        work.wait()
+        self._recorder.waited(operation, number, began_s, was_done)
+
+    def settled(self, gathered: bool) -> None:
+        """The round is over: its gradients were used, or handed back, or dropped."""
+        self.gathered = gathered
+        self._begin_round()
+
+    def abandon(self) -> None:
+        """Drop gradients that are under way. Their round is finished first, so that all ranks go on alike."""
+        self.flush(lambda: None)
+        for bucket in self._buckets:
+            bucket.phase = Phase.IDLE
+            bucket.used = [False] * len(bucket.used)
+            self._guard.lower_on(bucket.parameters)
+        self.settled(gathered=False)

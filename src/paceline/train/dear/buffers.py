@@ -1,0 +1,36 @@
+"""Buffers, like running statistics, are rank 0's, as in DDP: broadcast before a forward pass if they changed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Buffers:
+    """The buffers of a module, broadcast in one operation for each dtype."""
+
+    def __init__(self, module: nn.Module, group: Any) -> None:
+        self._module = module
+        self._group = group
+        self.stale = False
+        self.any = any(True for _ in module.buffers())
+
+    def broadcast(self, source: int = 0) -> None:
+        """Make all ranks' buffers those of one rank of the group.
+
+        Written past autograd's version counters, so that a graph made before is still good for backward().
+        """
+        by_kind: defaultdict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
+        for buffer in self._module.buffers():
+            if buffer.numel():
+                by_kind[buffer.dtype, buffer.device].append(buffer.data)
+        for some in by_kind.values():
+            flat = torch.cat([buffer.reshape(-1) for buffer in some])
+            dist.broadcast(flat, group=self._group, group_src=source)
+            for buffer, part in zip(some, torch.split(flat, [buffer.numel() for buffer in some]), strict=True):
+                buffer.copy_(part.view(buffer.shape))
+        self.stale = False

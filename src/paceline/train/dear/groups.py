@@ -1,0 +1,76 @@
+"""The two process groups of a wrapper, one for each half of an all-reduce, so that neither queues behind the other.
+
+All all-gathers go through one group; reduce-scatters, and the few small things between them, through the other. In
+each, every rank issues the same operations in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from paceline.errors import UsageError
+
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class Groups:
+    """``reduce`` and ``gather`` have the same ranks as ``parent``, the group the user gave."""
+
+    parent: Any
+    reduce: Any
+    gather: Any
+    rank: int
+    num_ranks: int
+
+
+def make_groups(process_group: Any, device_mesh: DeviceMesh | None) -> Groups:
+    """Find the user's group, and make two with the same ranks; all its ranks do so together."""
+    if process_group is not None and device_mesh is not None:
+        raise UsageError("pass process_group or device_mesh, not both")
+    if not dist.is_initialized():
+        raise UsageError("there is no process group: call torch.distributed.init_process_group() first")
+    if device_mesh is not None:
+        if device_mesh.ndim != 1:
+            raise UsageError(
+                f"DataParallel takes a mesh of one dimension, not {device_mesh.ndim}: pass the part to replicate over, "
+                "like device_mesh['replicate']"
+            )
+        process_group = device_mesh.get_group(mesh_dim=0)
+    parent = process_group if process_group is not None else dist.group.WORLD
+    if parent == dist.GroupMember.NON_GROUP_MEMBER:
+        raise UsageError("this rank is not in the process group: make DataParallel on the group's ranks only")
+    rank, num_ranks = dist.get_rank(parent), dist.get_world_size(parent)
+    if num_ranks == 1:
+        return Groups(parent, parent, parent, rank, 1)
+    return Groups(parent, _twin(parent, "reduce"), _twin(parent, "gather"), rank, num_ranks)
+
+
+def _twin(parent: Any, half: str) -> Any:
+    return dist.new_group(
+        dist.get_process_group_ranks(parent),
+        timeout=_timeout(parent),
+        backend=dist.get_backend_config(parent),
+        use_local_synchronization=True,
+        group_desc=f"dear {half}",
+        sort_ranks=False,
+    )
+
+
+def _timeout(parent: Any) -> Any:
+    """The parent's time limit where its backend tells; the backend's usual one elsewhere."""
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        try:
+            options = parent._get_backend(device).options
+        except (RuntimeError, AttributeError):
+            continue
+        timeout = getattr(options, "_timeout", None)
+        if timeout is not None:
+            return timeout
+    return None

@@ -1,0 +1,80 @@
+"""Whose a parameter is: what would train something else than was meant is an error, at the line that does it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from paceline.errors import UsageError
+
+_optimizer_of: Any = WeakIdKeyDictionary()
+_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_watching = False
+
+
+def own(module: nn.Module, optimizer: Optimizer) -> None:
+    """From now on this module's parameters are this optimizer's."""
+    global _watching
+    for name, parameter in module.named_parameters():
+        other = _optimizer_of.get(parameter)
+        if other is not None and other() is not None:
+            raise UsageError(f"{name} is in another DataParallel already: wrap a module once")
+    for parameter in module.parameters():
+        _optimizer_of[parameter] = weakref.ref(optimizer)
+    for part in module.modules():
+        _modules.add(part)
+    if not _watching:
+        _watching = True
+        register_optimizer_step_pre_hook(_check_step)
+        register_module_parameter_registration_hook(_check_parameter)
+        register_module_module_registration_hook(_check_module)
+
+
+def disown(module: nn.Module) -> None:
+    """The module is free again."""
+    for parameter in module.parameters():
+        _optimizer_of.pop(parameter, None)
+    for part in module.modules():
+        _modules.discard(part)
+
+
+def _check_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            owner = _optimizer_of.get(parameter)
+            if owner is not None and owner() is not None and owner() is not optimizer:
+                raise UsageError(
+                    "this optimizer has parameters of a DataParallel made with another optimizer: use one optimizer "
+                    "with several parameter groups"
+                )
+
+
+def _check_parameter(module: nn.Module, name: str, parameter: object) -> None:
+    if module in _modules and isinstance(parameter, torch.Tensor):
+        raise UsageError(
+            f"parameter {name!r} is added or replaced in a module that DataParallel has wrapped: change the module "
+            "first, then wrap it (load_state_dict without assign=True keeps the parameters)"
+        )
+
+
+def _check_module(module: nn.Module, name: str, submodule: object) -> None:
+    if module in _modules and isinstance(submodule, nn.Module) and not _same_parameters(submodule):
+        raise UsageError(
+            f"module {name!r} with parameters is added to a module that DataParallel has wrapped: change the module "
+            "first, then wrap it"
+        )
+
+
+def _same_parameters(module: nn.Module) -> bool:
+    """Whether all are known: a compiled form of a wrapped module."""
+    return all(parameter in _optimizer_of for parameter in module.parameters())

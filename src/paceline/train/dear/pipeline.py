@@ -1,0 +1,288 @@
+"""One training iteration, held together: who is under way, who may read what, and what step() does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.train.dear.backpipe import BackPipe
+from paceline.train.dear.bucket import Bucket, Phase
+from paceline.train.dear.buckets import Shape, lay_out
+from paceline.train.dear.control import Decision
+from paceline.train.dear.feedpipe import FeedPipe, plain_arithmetic
+from paceline.train.dear.groups import Groups
+from paceline.train.dear.guard import Guard
+from paceline.train.dear.order import learnt, out_of_order, worth_learning
+from paceline.train.dear.overlap import Recorder
+from paceline.train.dear.replicated import ReplicatedUpdate
+from paceline.train.dear.sharded import ShardedUpdate
+from paceline.train.dear.tuning import Tuner
+from paceline.units import format_size
+
+log = logging.getLogger("paceline.dear")
+
+
+class Pipeline:
+    """Parameters in buckets, on their way out and back in."""
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        optimizer: Optimizer,
+        groups: Groups,
+        tuner: Tuner,
+        *,
+        sharded: bool,
+        at_once: bool,
+        log_every: int,
+    ) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.optimizer = optimizer
+        self.groups = groups
+        self.sharded = sharded
+        self.recorder = Recorder(groups.rank)
+        self.guard = Guard(self)
+        self.update: ReplicatedUpdate | ShardedUpdate
+        self.update = ShardedUpdate(optimizer, self.names, groups) if sharded else ReplicatedUpdate(optimizer)
+        self.feed = FeedPipe(groups, self.guard, self.recorder, self.update)
+        self.back = BackPipe(
+            self.parameters, self.names, groups, self.guard, self.recorder, lambda bucket: self.feed.complete(bucket)
+        )
+        self._index_of = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        self._shapes = [
+            Shape(parameter.numel(), parameter.element_size(), (parameter.dtype, parameter.device))
+            for parameter in self.parameters
+        ]
+        self._tuner = tuner
+        self._at_once = at_once
+        self._log_every = log_every
+        self._order = list(range(len(self.parameters)))
+        self._uses: list[int] | None = None
+        self._arrivals: list[int] = []
+        self._streak = 0
+        self._times_learnt = 0
+        self._decision = Decision()
+        self.before_step: Callable[[], None] = lambda: None
+        self.buckets: list[Bucket] = []
+        self._lay_out(tuner.threshold_bytes)
+        self._learn()
+
+    # What the guard asks.
+
+    def about_to_read(self, parameters: list[nn.Parameter]) -> bool:
+        """Bring these up to date; whether some stay guarded, since only their gradients are away."""
+        if not parameters:
+            self.synchronize()
+            return True
+        away = False
+        for parameter in parameters:
+            index = self._index_of[id(parameter)]
+            bucket = self.back.bucket_of(index)
+            if bucket.phase is Phase.PENDING:
+                self._arrivals.append(bucket.number)
+                self.feed.complete(bucket)
+            elif bucket.phase is Phase.REDUCING:
+                away = True
+            else:
+                if self._uses is not None:
+                    self._uses.append(index)
+                self.guard.lower_on([parameter])
+        return away
+
+    def read_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """What ``parameter.grad`` is: the mean over all ranks, which is fetched if it is away."""
+        bucket = self.back.bucket_of(self._index_of[id(parameter)])
+        if bucket.phase is Phase.REDUCING:
+            self.gather_gradients()
+        elif bucket.phase is Phase.PENDING and not self.sharded:
+            self.feed.complete(bucket)
+        with torch._C.DisableTorchFunctionSubclass():
+            return parameter.grad
+
+    def write_gradient(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+        """``parameter.grad = gradient``."""
+        index = self._index_of[id(parameter)]
+        bucket = self.back.bucket_of(index)
+        if bucket.phase is Phase.PENDING and gradient is None:
+            bucket.dropped.add(index)
+        elif bucket.phase is Phase.PENDING:
+            self.feed.complete(bucket)
+        elif bucket.phase is Phase.REDUCING:
+            self.gather_gradients()
+        with torch._C.DisableTorchFunctionSubclass():
+            parameter.grad = gradient
+
+    # What the wrapper does.
+
+    def synchronize(self) -> None:
+        """Bring every parameter up to date."""
+        for bucket in self.buckets:
+            self.feed.complete(bucket)
+
+    def before_reading_state(self) -> None:
+        """Somebody reads the optimizer's state: unless it is the update itself, nothing may be outstanding."""
+        if not self.feed.updating:
+            self.synchronize()
+
+    def use(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Bring these up to date before something reads them that the guard does not see."""
+        guarded = [parameter for parameter in parameters if self.guard.holds(parameter)]
+        if guarded:
+            self.about_to_read(guarded)
+
+    def reduce(self) -> None:
+        """Let all gradients leave, agree on what there is, and wait for this rank's shards of the means."""
+        agreed = self.back.flush(self._decide)
+        if agreed.decision != Decision():
+            self._decision = agreed.decision
+
+    def gather_gradients(self) -> None:
+        """Somebody reads gradients before step(): put the means into ``p.grad``, as DDP does at once.
+
+        In the mode that gathers gradients this is the all-gather that step() would launch; in the other it is one
+        more, so there every rank has to read.
+        """
+        self.reduce()
+        group = self.groups.reduce if self.sharded else self.groups.gather
+        for bucket in self.buckets:
+            self.feed.gather(bucket, group)
+        for bucket in self.buckets:
+            self.feed.wait(bucket)
+            bucket.phase = Phase.IDLE
+            self.guard.lower_on(bucket.parameters)
+            for parameter, view, used in zip(bucket.parameters, bucket.views, bucket.used, strict=True):
+                parameter.grad = view if used else None
+            bucket.used = [False] * len(bucket.used)
+        self.back.settled(gathered=True)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients, also those under way."""
+        if self.back.under_way:
+            self.back.abandon()
+        if not set_to_none:
+            self.synchronize()
+        with torch._C.DisableTorchFunctionSubclass():
+            for bucket in self.buckets:
+                if bucket.phase is Phase.PENDING:
+                    bucket.dropped.update(bucket.indexes)
+            for parameter in self.parameters:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.requires_grad_(False).zero_()
+
+    def step(self) -> None:
+        """What is left of an optimizer's step: let updates happen where gradients or parameters arrive."""
+        self.before_step()
+        self.update.begin()
+        if self.back.gathered:
+            self._step_gathered()
+        else:
+            self.reduce()
+        if not (self.back.gathered and not self.sharded):
+            if self._at_once and isinstance(self.update, ShardedUpdate):
+                self.update.update(self.buckets)
+            for bucket in self.buckets:
+                if not self._at_once:
+                    with plain_arithmetic(bucket.flat.device):
+                        self.update.prepare(bucket)
+                self.feed.launch(bucket)
+        self.back.settled(gathered=False)
+        self.end_step()
+
+    def _step_gathered(self) -> None:
+        """The gradients were read, and perhaps changed, before step(): what is in ``p.grad`` counts."""
+        for bucket in self.buckets:
+            bucket.used = [parameter.grad is not None for parameter in bucket.parameters]
+            with torch.no_grad():
+                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                    if parameter.grad is None:
+                        view.zero_()
+                    elif parameter.grad is not view:
+                        view.copy_(parameter.grad)
+                if self.sharded:
+                    begin = self.groups.rank * bucket.layout.shard_numel
+                    bucket.shard.copy_(bucket.flat[begin : begin + bucket.layout.shard_numel])
+                    for parameter in bucket.parameters:
+                        parameter.grad = None
+                else:
+                    bucket.dropped.clear()
+                    self._update_in_place(bucket)
+
+    def _update_in_place(self, bucket: Bucket) -> None:
+        gradients = [parameter.grad for parameter in bucket.parameters]
+        for parameter in bucket.parameters:
+            parameter.grad = None
+        with plain_arithmetic(bucket.flat.device):
+            self.update.arrived(bucket)
+        for parameter, gradient in zip(bucket.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        bucket.used = [False] * len(bucket.used)
+
+    def end_step(self) -> None:
+        """Act on what rank 0 has decided, and say what was hidden."""
+        done = self.recorder.next_step()
+        if done is not None and self._log_every and done.step % self._log_every == 0:
+            log.info("%s", done.line())
+        was_learning, decision = self._uses is not None, self._decision
+        self._decision = Decision()
+        if was_learning and decision.learn_order:
+            self._take_order()
+        elif decision.threshold_bytes:
+            self._lay_out(decision.threshold_bytes)
+        elif decision.learn_order:
+            self._learn()
+        self._arrivals.clear()
+
+    # Order and fusion: rank 0 decides, once a step, and all follow.
+
+    def _decide(self) -> Decision | None:
+        if self.groups.rank:
+            return None
+        if self._uses is not None:  # this was the iteration to learn from: now take the order over
+            return Decision(learn_order=bool(self._uses))
+        self._streak = self._streak + 1 if out_of_order(self._arrivals) else 0
+        if worth_learning(self._streak, self._times_learnt):
+            self._streak = 0
+            return Decision(learn_order=True)
+        return Decision(threshold_bytes=self._tuner.next_threshold_bytes())
+
+    def _learn(self) -> None:
+        """Note the order of first uses in the next iteration."""
+        self.synchronize()
+        self._uses = []
+        self.guard.raise_on(self.parameters)
+
+    def _take_order(self) -> None:
+        """Bucket as rank 0 has used the parameters."""
+        self.synchronize()
+        order = learnt(self._uses or [], len(self.parameters))
+        said = torch.tensor(order, dtype=torch.int64, device=self.buckets[0].flat.device)
+        dist.broadcast(said, group=self.groups.reduce, group_src=0)
+        self._uses = None
+        self._times_learnt += 1
+        self.guard.lower_on(self.parameters)
+        self._order = said.tolist()
+        self._lay_out(self._tuner.threshold_bytes)
+
+    def _lay_out(self, threshold_bytes: int) -> None:
+        """Cut anew; what the optimizer knows moves with its pieces."""
+        layouts = lay_out(self._shapes, self._order, threshold_bytes, self.groups.num_ranks)
+        self._tuner.follow(threshold_bytes)
+        if self.buckets and layouts == [bucket.layout for bucket in self.buckets]:
+            return
+        self.synchronize()
+        whole = self.update.consolidated() if self.buckets and isinstance(self.update, ShardedUpdate) else None
+        self.buckets = [Bucket(number, layout, self.parameters) for number, layout in enumerate(layouts)]
+        self.back.use(self.buckets)
+        if isinstance(self.update, ShardedUpdate):
+            self.update.use(self.buckets)
+            if whole is not None:
+                self.update.scatter(whole)
+        log.debug("%d buckets of up to %s", len(layouts), format_size(threshold_bytes))

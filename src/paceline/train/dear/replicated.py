@@ -1,0 +1,48 @@
+"""Gather gradients: every rank has the whole optimizer, and updates a bucket when its gradients have arrived."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.train.dear.bucket import Bucket
+from paceline.train.dear.partial import PartialStep
+
+
+class ReplicatedUpdate:
+    """The update of the mode that gathers gradients."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._partial = PartialStep(optimizer)
+        self._group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self._num_groups = len(optimizer.param_groups)
+        self._hyper_parameters: list[dict[str, Any]] = []
+
+    def begin(self) -> None:
+        """Remember the hyper-parameters of step()."""
+        self._hyper_parameters = self._partial.hyper_parameters()
+
+    def prepare(self, bucket: Bucket) -> None:
+        """The shard of the mean gradient is what all ranks need."""
+
+    def arrived(self, bucket: Bucket) -> None:
+        """Update with the mean gradients, which stay in ``p.grad`` unless they were dropped meanwhile."""
+        by_group: list[list[nn.Parameter]] = [[] for _ in range(self._num_groups)]
+        newer: dict[int, torch.Tensor] = {}
+        for index, parameter, view, used in zip(
+            bucket.indexes, bucket.parameters, bucket.views, bucket.used, strict=True
+        ):
+            if used:
+                if parameter.grad is not None:  # of a graph older than step()
+                    newer[index] = parameter.grad
+                parameter.grad = view
+                by_group[self._group_of[id(parameter)]].append(parameter)
+        self._partial.run(self._hyper_parameters, by_group)
+        for index, parameter in zip(bucket.indexes, bucket.parameters, strict=True):
+            if index in bucket.dropped:
+                parameter.grad = newer.get(index)
+            elif index in newer and parameter.grad is not None:
+                parameter.grad.add_(newer[index])

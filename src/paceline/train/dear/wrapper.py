@@ -1,0 +1,396 @@
+"""``paceline.DataParallel``: in the place of DistributedDataParallel, with both halves of communication hidden."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from types import MethodType
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+from torch.utils._pytree import tree_leaves
+
+from paceline.errors import UnsupportedError
+from paceline.train.dear import checks, clipping, opaque, ownership
+from paceline.train.dear.buffers import Buffers
+from paceline.train.dear.groups import make_groups
+from paceline.train.dear.joining import Joining
+from paceline.train.dear.optimizer_state import WatchedState
+from paceline.train.dear.overlap import Recorder
+from paceline.train.dear.partial import ELEMENTWISE, PER_PARAMETER, is_torch
+from paceline.train.dear.pipeline import Pipeline
+from paceline.train.dear.sharded import ShardedUpdate
+from paceline.train.dear.tuning import Tuner, make_tuner
+
+
+class DataParallel(nn.Module):
+    """Trains a module on all ranks of a group; the training loop stays as it is::
+
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+        model = paceline.DataParallel(module, optimizer)
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss_of(model(inputs), targets).backward()
+            optimizer.step()
+
+    Gradients are reduce-scattered during backward() and gathered during the next forward pass, and the update happens
+    as they arrive. With ``sharded=True`` each rank updates its part of the parameters, with its part of the
+    optimizer's state, and the parameters are gathered. Whoever reads a parameter sees its new value.
+
+    ``bucket_mb`` is how much is sent at once: a number, or "auto" to find it while training; then ``tuning_file``
+    keeps it for the next time. ``elementwise=True`` vouches for an optimizer that is not PyTorch's own: every element
+    is updated by itself, so that parts of a parameter can be. ``log_overlap_every`` logs what was hidden, every so
+    many steps, to the logger "paceline.dear".
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        process_group: Any = None,
+        *,
+        device_mesh: DeviceMesh | None = None,
+        sharded: bool = False,
+        bucket_mb: float | str = 25.0,
+        tuning_file: str | Path | None = None,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        elementwise: bool | None = None,
+        log_overlap_every: int = 0,
+    ) -> None:
+        super().__init__()
+        checks.check_arguments(module, optimizer)
+        checks.check_parameters(module, optimizer)
+        if sharded:
+            checks.check_sharding(optimizer, elementwise)
+        self.module = module
+        self._groups = make_groups(process_group, device_mesh)
+        self._alone = self._groups.num_ranks == 1
+        self.optimizer = optimizer
+        ownership.own(module, optimizer)
+        self.training = module.training
+        if self._alone:
+            return
+        checks.check_alike(module, self._groups)
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        device = named[0][1].device
+        self._joining = Joining(self._groups, device)
+        self._running = Buffers(module, self._groups.reduce)
+        self._broadcast_buffers = broadcast_buffers and self._running.any
+        if init_sync:
+            self._broadcast_module()
+        self._watch = checks.Watch(module, optimizer)
+        splittable = is_torch(optimizer, ELEMENTWISE if sharded else PER_PARAMETER)
+        self._whole = not sharded and not splittable
+        self._pipe = Pipeline(
+            named,
+            optimizer,
+            self._groups,
+            self._agreed_tuner(bucket_mb, tuning_file, sum(one.numel() * one.element_size() for _, one in named)),
+            sharded=sharded,
+            at_once=not splittable,
+            log_every=log_overlap_every,
+        )
+        self._pipe.back.before_round = self._announce_round
+        self._pipe.before_step = self._watch.check
+        opaque.watch(module, self._pipe.use)
+        self._take_over(optimizer)
+
+    def _broadcast_module(self) -> None:
+        """Rank 0's parameters and buffers are everybody's."""
+        with torch.no_grad():
+            for parameter in self.module.parameters():
+                whole = parameter.detach().contiguous()
+                dist.broadcast(whole, group=self._groups.reduce, group_src=0)
+                parameter.copy_(whole)
+        self._running.broadcast()
+
+    def _agreed_tuner(self, bucket_mb: float | str, path: str | Path | None, model_bytes: int) -> Tuner:
+        """Rank 0's: only it may have the file."""
+        tuner = make_tuner(bucket_mb, path, model_bytes)
+        said = [(tuner.threshold_bytes, tuner.searching)]
+        dist.broadcast_object_list(said, group=self._groups.reduce, group_src=0)
+        tuner.threshold_bytes, tuner.searching = said[0]
+        return tuner
+
+    # The optimizer: step() and zero_grad() are ours, and its state is read and written through us.
+
+    def _take_over(self, optimizer: Optimizer) -> None:
+        pipe, taken = self._pipe, any(True for _ in optimizer.state)
+        whole_step, wrapper = optimizer.step, self
+
+        def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            """Perform a single optimization step; updates happen as communication ends."""
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # for learning-rate schedulers
+            if wrapper._whole:
+                return wrapper._step_whole(whole_step, closure)
+            return wrapper._step(closure)
+
+        def zero_grad(_: Optimizer, set_to_none: bool = True) -> None:
+            """Reset the gradients of all parameters."""
+            wrapper.zero_grad(set_to_none)
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # it says itself that it was called
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+        optimizer.zero_grad = MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # a scaler unscales before step()
+        optimizer.register_state_dict_pre_hook(lambda _: pipe.synchronize())
+        optimizer.register_load_state_dict_pre_hook(lambda _, __: pipe.synchronize())
+        optimizer.register_load_state_dict_post_hook(lambda _: self._state_loaded())
+        if isinstance(pipe.update, ShardedUpdate):
+            optimizer.register_state_dict_post_hook(self._consolidate)
+        if taken or not isinstance(pipe.update, ShardedUpdate):
+            self._state_loaded()
+
+    def _state_loaded(self) -> None:
+        """The optimizer has a new state: keep this rank's part of it, or watch it."""
+        update, optimizer = self._pipe.update, self.optimizer
+        if isinstance(update, ShardedUpdate):
+            by_index = enumerate(self._pipe.parameters)
+            update.scatter({index: optimizer.state[one] for index, one in by_index if one in optimizer.state})
+        else:
+            optimizer.state = WatchedState(optimizer.state, self._pipe.before_reading_state)
+
+    def _consolidate(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        update = self._pipe.update
+        if not isinstance(update, ShardedUpdate):
+            return state_dict
+        index_of = {id(parameter): index for index, parameter in enumerate(self._pipe.parameters)}
+        whole = update.consolidated()
+        ordered = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        packed = {
+            number: index_of[id(parameter)] for number, parameter in enumerate(ordered) if id(parameter) in index_of
+        }
+        state_dict["state"] = {number: whole[index] for number, index in packed.items() if index in whole}
+        return state_dict
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        optimizer, args = self.optimizer, (closure,)
+        before = chain(
+            torch_optimizer._global_optimizer_pre_hooks.values(), optimizer._optimizer_step_pre_hooks.values()
+        )
+        for hook in before:
+            hook(optimizer, args, {})
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with self._joining.announced("step", self._hyper_parameters):
+            self._set_divisor()
+            self._pipe.step()
+        after = chain(
+            optimizer._optimizer_step_post_hooks.values(), torch_optimizer._global_optimizer_post_hooks.values()
+        )
+        for hook in after:
+            hook(optimizer, args, {})
+        return loss
+
+    def _step_whole(self, step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
+        """An optimizer that may look at all parameters together gets all gradients, and one call."""
+        self._watch.check()
+        if closure is None and not self._pipe.back.gathered:
+            with self._joining.announced("gather"):
+                self._pipe.gather_gradients()
+        result = step() if closure is None else step(closure)
+        with self._joining.announced("end", lambda: None):
+            self._pipe.back.settled(gathered=False)
+            self._pipe.end_step()
+        return result
+
+    # Training.
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's forward pass; each bucket of parameters is awaited at its first use."""
+        if self._alone:
+            return self.module(*inputs, **kwargs)
+        if self._broadcast_buffers and self._running.stale and self._pipe.back.enabled:
+            with self._joining.announced("buffers"):
+                self._running.broadcast(self._joining.last_active if self._joining.entered else 0)
+        outputs = self.module(*inputs, **kwargs)
+        self._running.stale = self._running.stale or self.module.training
+        if torch.is_grad_enabled():
+            for output in tree_leaves(outputs):
+                if isinstance(output, torch.Tensor) and output.requires_grad:
+                    cast(Any, output).register_hook(self._pipe.back.backward_begins)
+        return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here only add up gradients on this rank; the next one outside sends them all."""
+        if self._alone:
+            yield
+            return
+        back = self._pipe.back
+        before, back.enabled = back.enabled, False
+        try:
+            yield
+        finally:
+            back.enabled = before
+
+    @contextmanager
+    def join(self, divide_by_initial_world_size: bool = True) -> Iterator[None]:
+        """Train on as many inputs as this rank has; when they end, shadow the others until theirs do.
+
+        Gradients are divided by the number of ranks, or of those that still have inputs. Not for optimizers that need
+        all gradients in one call.
+        """
+        if self._alone:
+            yield
+            return
+        if self._whole:
+            raise UnsupportedError(f"join() does not serve {type(self.optimizer).__name__}: make inputs even")
+        self._joining.entered = True
+        self._divide_by_active = not divide_by_initial_world_size
+        try:
+            yield
+            self.zero_grad()  # what this rank has no inputs for, it adds nothing to
+            self._joining.shadow(
+                {
+                    "round": self._shadow_round,
+                    "reduce": lambda _: self._pipe.reduce(),
+                    "gather": lambda _: self._pipe.gather_gradients(),
+                    "clip": lambda details: self.clip_grad_norm_(*details),
+                    "abandon": lambda _: self._pipe.back.abandon(),
+                    "step": self._shadow_step,
+                    "buffers": lambda _: self._running.broadcast(self._joining.last_active),
+                }
+            )
+            self._pipe.synchronize()
+            self._follow_last()
+        finally:
+            self._joining.entered = False
+            self._pipe.back.divisor = self._groups.num_ranks
+
+    _divide_by_active = False
+
+    def _set_divisor(self) -> None:
+        if self._joining.entered and self._divide_by_active:
+            self._pipe.back.divisor = self._joining.num_active
+
+    def _announce_round(self) -> None:
+        with self._joining.announced("round"):
+            self._set_divisor()
+
+    def _shadow_round(self, _: object) -> None:
+        self._set_divisor()
+        self._pipe.back.launch_rest()
+
+    def _hyper_parameters(self) -> list[dict[str, Any]]:
+        return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+
+    def _shadow_step(self, hyper_parameters: list[dict[str, Any]]) -> None:
+        self._adopt(hyper_parameters)
+        self._set_divisor()
+        self._pipe.step()
+        self._pipe.zero_grad()
+
+    def _adopt(self, hyper_parameters: list[dict[str, Any]]) -> None:
+        for group, hyper in zip(self.optimizer.param_groups, hyper_parameters, strict=True):
+            group.update(hyper)
+
+    def _follow_last(self) -> None:
+        """All inputs are used: buffers and hyper-parameters are those of the rank that had most."""
+        if self._running.any:
+            self._running.broadcast(self._joining.last_active)
+        said = [self._hyper_parameters()]
+        dist.broadcast_object_list(said, group=self._groups.reduce, group_src=self._joining.last_active)
+        self._adopt(said[0])
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale the gradients to a norm of at most ``max_norm``; returns what it was. Every rank must call it.
+
+        The norm is that of the mean gradient of all parameters, computed from shards before the all-gather.
+        """
+        if self._alone or self._pipe.back.gathered:
+            return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type, error_if_nonfinite)
+        with self._joining.announced("clip", lambda: (max_norm, norm_type)):
+            self._pipe.reduce()
+            shards = [bucket.shard for bucket in self._pipe.buckets]
+            with torch.no_grad():
+                norm = clipping.total_norm(shards, float(norm_type), self._groups.reduce)
+                if error_if_nonfinite and not bool(torch.isfinite(norm)):
+                    raise RuntimeError(
+                        f"the total norm of order {norm_type} of the gradients is {norm.item()}: pass "
+                        "error_if_nonfinite=False to scale by it anyway"
+                    )
+                clipping.scale_to(shards, norm, max_norm)
+        return norm
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients."""
+        if self._alone:
+            self.module.zero_grad(set_to_none)
+            return
+        if self._pipe.back.under_way:
+            with self._joining.announced("abandon"):
+                self._pipe.back.abandon()
+        self._pipe.zero_grad(set_to_none)
+
+    def synchronize(self) -> None:
+        """Bring all parameters up to date now, rather than at their first use."""
+        if not self._alone:
+            self._pipe.synchronize()
+
+    @property
+    def overlap(self) -> Recorder:
+        """Times of the last steps: what of communication was hidden and what exposed, by bucket."""
+        return Recorder(0) if self._alone else self._pipe.recorder
+
+    @property
+    def bucket_bytes(self) -> list[int]:
+        """How large the buckets are, in the order of use."""
+        return [] if self._alone else [bucket.size_bytes for bucket in self._pipe.buckets]
+
+    # Reading and writing the model as a whole.
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's, with its own keys."""
+        self.synchronize()
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Into the module, the same on every rank; keys may have the prefix ``module.`` of DDP."""
+        self.synchronize()
+        state = dict(state_dict)
+        if state and all(key.startswith("module.") for key in state) and not hasattr(self.module, "module"):
+            state = {key.removeprefix("module."): value for key, value in state.items()}
+        return self.module.load_state_dict(state, strict=strict, assign=assign)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of any module, up to date."""
+        self.synchronize()
+        return super().named_parameters(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> DataParallel:
+        """As of any module, up to date."""
+        self.synchronize()
+        return super().train(mode)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the inner module in place."""
+        self.module.compile(*args, **kwargs)
+        if not self._alone:
+            opaque.watch(self.module, self._pipe.use)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """A copy is one of the module alone: it takes no part in the training."""
+        return copy.deepcopy(self.module, memo)
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        """What is pickled is the module alone."""
+        self.synchronize()
+        return _itself, (self.module,)
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module

@@ -1,0 +1,159 @@
+"""A model that is read between steps shows the new weights, however it is read.
+
+Each reader is run right after step(), when nothing has arrived yet, on a model that is trained beside one by DDP; two
+ranks agree with it in every bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from dear_models import apart, ddp, dear, fit, loss_of, weights
+from torch import nn
+
+import paceline
+from paceline.train.dear.bucket import Phase
+from ranks import Member, run_ranks
+
+
+def _saved(model: nn.Module) -> nn.Module:
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    return torch.load(stored, weights_only=False)
+
+
+def _first(model: nn.Module) -> nn.Parameter:
+    return getattr(model, "module", model)[0].weight
+
+
+READERS: dict[str, Callable[[Any], torch.Tensor]] = {
+    "sum": lambda model: _first(model).sum(),
+    "kept": lambda model: model.kept * 1.0,
+    "state_dict": lambda model: model.module.state_dict()["0.weight"],
+    "wrapper's state_dict": lambda model: next(iter(model.state_dict().values())),
+    "deepcopy": lambda model: _first(copy.deepcopy(model.module)),
+    "deepcopy of the wrapper": lambda model: _first(copy.deepcopy(model)),
+    "pickle": lambda model: _first(pickle.loads(pickle.dumps(model.module))),
+    "torch.save": lambda model: _first(_saved(model.module)),
+    "data": lambda model: _first(model).data,
+    "detach": lambda model: _first(model).detach(),
+    "numpy": lambda model: torch.from_numpy(_first(model).detach().numpy()),
+    "foreach": lambda model: torch._foreach_mul(list(model.module.parameters()), 1.0)[0],
+    "vector": lambda model: nn.utils.parameters_to_vector(model.module.parameters())[:768].view(48, 16),
+    "index": lambda model: _first(model)[:],
+    "inner forward": lambda model: model.module[0](torch.eye(16)).detach().T - model.module[0].bias[:, None],
+    "optimizer's group": lambda model: model.optimizer.param_groups[0]["params"][0].clone(),
+    "parameters": lambda model: next(model.parameters()).clone(),
+    "in place": lambda model: _first(model).data.mul_(1.0),
+    "written": lambda model: torch.add(torch.zeros(48, 16), _first(model).detach()),
+    "out": lambda model: torch.cat([_first(model), _first(model)])[:48],
+    "averaged": lambda model: _first(torch.optim.swa_utils.AveragedModel(model.module).module),
+}
+
+
+def read(me: Member, sharded: bool) -> None:
+    reference, theirs = ddp("mlp")
+    model, ours = dear("mlp", sharded=sharded)
+    model.kept = _first(model)
+    for step, (name, reader) in enumerate(READERS.items()):
+        fit(reference, theirs, "mlp", me, 1, step)
+        fit(model, ours, "mlp", me, 1, step)
+        waiting = [bucket.phase is Phase.PENDING for bucket in model._pipe.buckets]
+        assert step == 0 or all(waiting), "nothing is under way, so this shows nothing"
+        wanted = _first(reference).detach()
+        wanted = wanted.sum() if name == "sum" else wanted
+        found = reader(model).detach()
+        assert found.shape == wanted.shape, name
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-6 if name == "inner forward" else 0.0), name
+        assert type(found) in (torch.Tensor, nn.Parameter), name
+    fit(reference, theirs, "mlp", me, 2)
+    fit(model, ours, "mlp", me, 2)
+    if me.rank == 0:  # one rank alone looks, while the others wait for it
+        assert torch.equal(
+            ours.state[_first(model)]["momentum_buffer"].flatten()[:8].cpu(), _momentum(theirs, reference)
+        )
+        assert apart(weights(reference), weights(model)) == 0
+    dist.barrier()
+    assert model.module[0].weight.__class__ is nn.Parameter or sharded or me.rank
+    model.synchronize()
+    assert all(type(parameter) is nn.Parameter for parameter in model.module.parameters())
+
+
+def _momentum(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.Tensor:
+    return optimizer.state[_first(model)]["momentum_buffer"].flatten()[:8]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_every_way_of_reading_shows_new_weights(sharded: bool) -> None:
+    run_ranks(read, 2, sharded)
+
+
+def overlaps(me: Member, sharded: bool) -> tuple[list[int], list[list[str]], str, list[Any]]:
+    """Order of use is learnt, updates wait for their use, and what was hidden is told."""
+
+    class Backwards(nn.Module):
+        """Registers its layers from the last to the first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 3 if step == 0 else 16) for step in range(4))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            for layer in reversed(self.layers):
+                inputs = layer(inputs)
+            return inputs
+
+    net = Backwards()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = paceline.DataParallel(net, optimizer, sharded=sharded, bucket_mb=0.0005)
+    phases: list[int] = []
+    net.layers[2].register_forward_pre_hook(
+        lambda *_: phases.append(sum(bucket.phase is Phase.PENDING for bucket in model._pipe.buckets))
+    )
+    fit(model, optimizer, "mlp", me, 6)
+    names = [[model._pipe.names[index] for index in bucket.indexes] for bucket in model._pipe.buckets]
+    step = model.overlap.steps[-3]
+    return phases, names, step.line(), [(one.operation, one.done_s is not None) for one in step.flights]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_updates_wait_for_their_use_in_the_order_learnt(sharded: bool) -> None:
+    for phases, names, line, flights in run_ranks(overlaps, 2, sharded):
+        used = [name.split(".")[1] for bucket in names for name in bucket if name.endswith("weight")]
+        assert used == ["3", "2", "1", "0"]
+        first = sum(any(name.startswith("layers.3") for name in bucket) for bucket in names)
+        assert 0 < first < len(names) - 1
+        assert phases[-1] == len(names) - first, "what the first layer uses has arrived, the rest has not"
+        assert line.startswith("step 4: communication ")
+        assert "hidden" in line
+        assert "exposed" in line
+        assert sorted(operation for operation, _ in flights) == sorted(
+            ["reduce-scatter", "all-gather"] * len(names) + ["agreement"]
+        )
+        assert all(done for _, done in flights)
+
+
+def aliases(me: Member) -> None:
+    """What cannot be seen: an alias taken before step(). synchronize() brings it up to date."""
+    model, optimizer = dear("mlp")
+    fit(model, optimizer, "mlp", me, 2)
+    alias = _first(model).detach()
+    before = alias.clone()
+    optimizer.zero_grad()
+    loss_of(model, "mlp", 9, me.rank).backward()
+    optimizer.step()
+    assert torch.equal(alias, before)
+    model.synchronize()
+    assert not torch.equal(alias, before)
+
+
+def test_an_alias_is_up_to_date_after_synchronize() -> None:
+    run_ranks(aliases, 2)
