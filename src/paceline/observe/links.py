@@ -52,9 +52,7 @@ def measure(rank: int, hosts: Sequence[str], exchange: Exchange, store: Store) -
         seen = (latency_s, _RATE_BYTES / max(transfer_s - latency_s, 1e-6))
         store.set(f"links/{rank}", msgspec.json.encode(seen).decode())
     if rank == 0:
-        told = [
-            msgspec.json.decode(store.get(f"links/{leader}"), type=tuple[float, float]) for leader in leaders
-        ]
+        told = [msgspec.json.decode(store.get(f"links/{leader}"), type=tuple[float, float]) for leader in leaders]
         rate_of = {hosts[leader]: rate for leader, (_, rate) in zip(leaders, told, strict=True)}
         links = Links(median(latency for latency, _ in told), tuple(rate_of[host] for host in hosts))
         store.set("links", msgspec.json.encode(links).decode())
