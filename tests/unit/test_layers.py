@@ -20,7 +20,7 @@ ALLOWED = {
     "executors": {"_c10d", "ir"},
     "observe": set(),
     "lab": {"ir"},
-    "bench": {"lab", "draw", "algorithms", "ir"},
+    "bench": {"all_reduce", "lab", "draw", "algorithms", "ir"},
     "cli": {"bench", "lab", "draw", "policy", "algorithms", "ir"},
 }
 
