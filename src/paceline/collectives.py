@@ -44,6 +44,10 @@ _MOST_AT_ONCE = 8
 
 _MOST_PROGRAMS = 256
 
+_MOST_PARTS, _PART_BYTES = 4, 16 << 20
+"""A large buffer in processor memory is reduced in parts side by side, of at least so many bytes: while one part waits
+for a message, another keeps the links busy."""
+
 _TAGS = 1 << 30
 _CALLS_TOLD_APART = 1 << 10
 _DIAGNOSIS_S = 2.0
@@ -156,21 +160,24 @@ class _State:
     ) -> Callable[[], None]:
         """The whole call, ready to run in any thread; its number in the group is taken now."""
         exact = not (tensor.is_floating_point() or tensor.is_complex()) or op in ("MIN", "MAX")
-        program = self.program(tensor.numel() * tensor.element_size(), exact, late_s, algorithm)
+        size_bytes = tensor.numel() * tensor.element_size()
+        parts = max(1, min(_MOST_PARTS, size_bytes // _PART_BYTES)) if tensor.device.type == "cpu" else 1
+        program = self.program(size_bytes // parts, exact, late_s, algorithm)
         with self.lock:
             self.calls += 1
             call = self.calls
         told = f"{program.algorithm} of {tensor.numel()} {tensor.dtype}, {op}, {_late_words(late_s)}"
-        sameness = zlib.crc32(f"{told} {program.digest}".encode()) % (_TAGS // _CALLS_TOLD_APART)
-        tag = _TAGS + call % _CALLS_TOLD_APART * (_TAGS // _CALLS_TOLD_APART) + sameness
-        wire = torch_p2p.GroupWire(group, tag)
+        per_call = _TAGS // _CALLS_TOLD_APART
+        sameness = zlib.crc32(f"{told} {program.digest}".encode()) % (per_call // _MOST_PARTS)
+        tag = _TAGS + call % _CALLS_TOLD_APART * per_call + sameness * _MOST_PARTS
+        wires = [torch_p2p.GroupWire(group, tag + part) for part in range(parts)]
 
         def act() -> None:
             flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
             if op == "AVG" and not exact:
                 flat.div_(self.num_ranks)  # before, as DDP does, so that small types do not overflow
             try:
-                torch_p2p.run(program, flat, op, wire)
+                torch_p2p.run_parts(program, flat, op, wires)
             except MessageError as error:
                 raise _explained(error, group, call, told) from error
             if op == "AVG" and exact:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import paceline
+from paceline import collectives
 from paceline.algorithms import ALGORITHMS
 from paceline.collectives import Late, read_late
 from paceline.ir.collective import Collective, Kind
@@ -36,6 +38,13 @@ def _reduce(me: Member) -> str:
         for late in LATE if n > 2 else [None, 1]:
             mine = _input(me.rank, size)
             assert paceline.all_reduce(mine, late=late) is None
+            torch.testing.assert_close(mine, wanted)
+            _agreed(mine)
+    with mock.patch.object(collectives, "_PART_BYTES", 1000):  # reduced in parts, side by side
+        for size in (499, 500, 751, 100_003):
+            mine, wanted = _input(me.rank, size), _input(me.rank, size)
+            dist.all_reduce(wanted)
+            paceline.all_reduce(mine, late=1)
             torch.testing.assert_close(mine, wanted)
             _agreed(mine)
     for name in NAMES if n == 5 else []:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Thread
 from typing import Any, Protocol
 
 import torch
@@ -128,6 +129,27 @@ def run(program: MessageProgram, buffer: torch.Tensor, op: str, wire: Wire, *, b
         player.play_batches()
     else:
         player.play_flow()
+
+
+def run_parts(program: MessageProgram, buffer: torch.Tensor, op: str, wires: Sequence[Wire]) -> None:
+    """Run the program on as many equal parts of the buffer as there are wires, side by side, in a thread each."""
+    size, errors = buffer.numel(), []
+
+    def play(part: int) -> None:
+        try:
+            with torch.no_grad():
+                run(program, buffer[part * size // len(wires) : (part + 1) * size // len(wires)], op, wires[part])
+        except Exception as error:
+            errors.append(error)
+
+    threads = [Thread(target=play, args=(part,), daemon=True) for part in range(1, len(wires))]
+    for thread in threads:
+        thread.start()
+    play(0)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 class _Player:
