@@ -106,7 +106,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORT), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.distributed_c10d.HashStore())
+    dist.init_process_group("gloo", rank=0, world_size=1)
     found = _compare_alone(options.steps, options.rounds)
     dist.destroy_process_group()
     share = found["gathered"] / found["plain"] - 1
