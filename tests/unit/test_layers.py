@@ -21,7 +21,7 @@ ALLOWED = {
     "observe": set(),
     "lab": {"ir"},
     "train": {"policy"},
-    "bench": {"lab", "draw", "algorithms", "ir"},
+    "bench": {"train", "lab", "draw", "algorithms", "ir"},
     "cli": {"bench", "lab", "draw", "policy", "algorithms", "ir"},
 }
 

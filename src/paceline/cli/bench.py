@@ -60,6 +60,7 @@ def bench(
     Examples:
       paceline bench allreduce --sizes 4KB:64MB --ranks 4 --peers gloo,openmpi,mpich
       paceline bench allgather --sizes 64MB --lab lan8 --json allgather.json
+      paceline bench training --help
     """
     if plot is not None:
         check_picture_path(plot)
