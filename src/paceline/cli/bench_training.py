@@ -16,8 +16,8 @@ from paceline.bench.results import Machine
 from paceline.bench.run import progress
 from paceline.bench.training.measure import Replay, Seen, measure
 from paceline.bench.training.networks import NETWORKS
-from paceline.bench.training.profile import PUBLISHED, Profile, load_profile, uniform_profile
 from paceline.bench.training.plot import draw_sweep, draw_training
+from paceline.bench.training.profile import PUBLISHED, Profile, load_profile, uniform_profile
 from paceline.bench.training.results import Setting, save
 from paceline.bench.training.scaling import fit
 from paceline.bench.training.strategies import STRATEGIES, parse_strategies

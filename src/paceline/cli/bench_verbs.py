@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import typer
-
 from typer.core import TyperGroup
 
 from paceline.cli import bench, bench_training

@@ -122,7 +122,7 @@ def apportioned(layers: Sequence[Layer], weights: Sequence[float], iteration_s: 
 
 
 def _measured(model: str) -> dict[str, Any] | None:
-    file = resources.files("paceline.bench.training").joinpath("profiles", f"{model}.json")
+    file = resources.files("paceline.bench.training") / "profiles" / f"{model}.json"
     return json.loads(file.read_text()) if file.is_file() else None
 
 

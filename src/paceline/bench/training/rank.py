@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.bench.rank_process.messages import Prepare, Ready, Setup
-from paceline.bench.training.profile import Profile, load_profile, uniform_profile
+from paceline.bench.training.profile import load_profile, uniform_profile
 from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, groups_of
 from paceline.bench.training.scaling import Scale
 from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, VARIABLE, Job

@@ -1,8 +1,8 @@
 """A module that takes the time of a model's layers and makes gradients of their sizes, without its arithmetic.
 
-Layers sleep, so that more ranks than cores compute side by side. What a layer slept too long, because a core was not free
-at once, the next one sleeps less; making the gradients is part of the layer's time. Gradients are known, so a test can tell
-what the weights must be after some steps.
+Layers sleep, so that more ranks than cores compute side by side. What a layer slept too long, because a core was not
+free at once, the next one sleeps less; making the gradients is part of the layer's time. Gradients are known, so that
+it can be told what the weights must be after some steps.
 """
 
 from __future__ import annotations

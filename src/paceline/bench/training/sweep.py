@@ -22,17 +22,17 @@ GRID_POINTS = 12
 TUNING_ITERATIONS = 60
 """So many iterations a search may take; then the clock runs."""
 
-SMALLEST_BYTES = 1_000_000
+SPAN = 100
+"""The largest bucket over the smallest."""
 
 
 def grid(gradient_bytes: int, points: int = GRID_POINTS) -> list[int]:
-    """Bucket sizes from 1 MB to the whole model, equal factors apart; smaller models start at a hundredth of themselves.
+    """Bucket sizes from a hundredth of the model to all of it, equal factors apart.
 
-    >>> grid(16_000_000, 5)
-    [1000000, 2000000, 4000000, 8000000, 16000000]
+    >>> grid(10_000, 3)
+    [100, 1000, 10000]
     """
-    smallest = min(SMALLEST_BYTES, max(gradient_bytes // 100, 1))
-    return [round(size) for size in np.geomspace(smallest, gradient_bytes, points)]
+    return [max(1, round(size)) for size in np.geomspace(gradient_bytes / SPAN, gradient_bytes, points)]
 
 
 def sweep(replay: Replay, strategy: str, lab: Lab | None, seen: Seen) -> SweepResults:

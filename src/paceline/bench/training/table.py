@@ -56,7 +56,8 @@ def caption(setting: Setting, machine: Machine) -> Iterable[str]:
     """What was replayed, at which scale, against which bounds, where and by which command."""
     yield (
         f"{setting.model}: {setting.num_elements:,} elements in {setting.num_tensors} tensors; "
-        f"sizes x {setting.size_factor:.4g} ({format_size(setting.gradient_bytes)}), times x {setting.time_factor:.4g}; "
+        f"sizes x {setting.size_factor:.4g} ({format_size(setting.gradient_bytes)}), "
+        f"times x {setting.time_factor:.4g}; "
         f"buckets of {format_size(setting.bucket_bytes)}; {setting.num_ranks} ranks on {setting.place}"
     )
     yield f"times: {setting.source}"
@@ -72,8 +73,8 @@ def caption(setting: Setting, machine: Machine) -> Iterable[str]:
             f"wait-free {format_duration(bounds.wait_free_s)}: ideal ratio {bounds.ideal_ratio:.3f}"
         )
     yield (
-        "iteration: median of n, each as long as on its slowest rank; exposed: what it is longer than alone; hidden: the "
-        "rest of the all-reduce at the limit; x: a peer's time over this one's"
+        "iteration: median of n, each as long as on its slowest rank; exposed: what it is longer than alone; "
+        "hidden: the rest of the all-reduce at the limit; x: a peer's time over this one's"
     )
     yield (
         f"{machine.cores} cores ({machine.processor}), Linux {machine.kernel}, Python {machine.python}; "

@@ -1,6 +1,6 @@
 """The five models as lists of layers: every parameter's shape, and what a layer computes for one input.
 
-Each file writes an architecture down as its paper and the usual PyTorch implementation have it. Nothing here is trained.
+Each file writes an architecture down as its paper and the usual PyTorch implementation have it.
 """
 
 from __future__ import annotations
