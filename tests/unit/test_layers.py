@@ -21,7 +21,7 @@ ALLOWED = {
     "observe": set(),
     "lab": {"ir"},
     "train": {"policy"},
-    "bench": {"all_reduce", "lab", "draw", "algorithms", "ir"},
+    "bench": {"all_reduce", "train", "lab", "draw", "algorithms", "ir"},
     "cli": {"bench", "lab", "draw", "policy", "algorithms", "ir"},
 }
 

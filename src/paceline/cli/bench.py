@@ -79,6 +79,7 @@ def bench(
       paceline bench allgather --sizes 64MB --lab lan8 --json allgather.json
       paceline bench allreduce --sizes 64MB --lab lan8 --late 3:1500ms --peers ring,messages,gloo
       paceline bench allreduce --sizes 64MB --lab lan8 --late-sweep delay --plot delay.png
+      paceline bench training --help
     """
     if plot is not None:
         check_picture_path(plot)

@@ -1,0 +1,133 @@
+"""One interleaved run of a replay: blocks of iterations of all strategies take turns, A B C A B C.
+
+A block starts with an iteration that is not timed, because communication of one iteration may end in the next: the
+timed ones begin with what the iteration before has left under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.bench.crew import Crew, crews
+from paceline.bench.measure import Samples
+from paceline.bench.rank_process.messages import Block, Prepare, Prepared, Timed
+from paceline.bench.results import Machine
+from paceline.bench.training.bounds import Bounds
+from paceline.bench.training.profile import Profile
+from paceline.bench.training.results import Row, Setting, TrainingResults
+from paceline.bench.training.scaling import Scale, bounds_of
+from paceline.bench.training.strategies import ALONE, Job, replayer
+from paceline.errors import UsageError
+from paceline.ir.cluster import Cluster
+
+if TYPE_CHECKING:
+    from paceline.lab import Lab
+
+PROGRAM = Path(__file__).with_name("rank_program.py")
+Seen = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What to replay: a profile at its true size, its scale, the cluster it is scaled to, and who takes part.
+
+    ``bucket_bytes`` is that of the true model; it is scaled like sizes are.
+    """
+
+    profile: Profile
+    network: str
+    scale: Scale
+    cluster: Cluster
+    strategies: Sequence[str]
+    num_ranks: int
+    iterations: int = 15
+    rounds: int = 3
+    bucket_bytes: int = 25_000_000
+    timeout_s: float = 120.0
+    scaled: Profile = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what measures nothing."""
+        if not 1 <= self.rounds <= self.iterations <= 10_000:
+            raise UsageError(f"--iterations is at least --rounds ({self.rounds}) and at most 10000")
+        if not 2 <= self.num_ranks <= 64:
+            raise UsageError(f"a training is replayed with 2 to 64 ranks on one machine, not {self.num_ranks}")
+        object.__setattr__(self, "scaled", self.scale.apply(self.profile))
+
+    def job(self, strategy: str) -> Job:
+        """What the ranks of a strategy are told."""
+        return Job(strategy, self.profile.model, self.scale.size_factor, self.scale.time_factor)
+
+    @property
+    def scaled_bucket_bytes(self) -> int:
+        """What strategies fuse in the lab."""
+        return max(1, round(self.bucket_bytes * self.scale.size_factor))
+
+    def setting(self, place: str, bounds: Bounds | None) -> Setting:
+        """How to read the figures."""
+        return Setting(
+            model=self.profile.model,
+            source=self.profile.source,
+            network=self.network,
+            place=place,
+            num_ranks=self.num_ranks,
+            num_tensors=self.profile.num_tensors,
+            num_elements=self.profile.num_elements,
+            size_factor=self.scale.size_factor,
+            time_factor=self.scale.time_factor,
+            gradient_bytes=self.scaled.gradient_bytes,
+            bucket_bytes=self.scaled_bucket_bytes,
+            forward_s=self.scaled.forward_s,
+            backward_s=self.scaled.backward_s,
+            bounds=bounds,
+        )
+
+
+def measure(replay: Replay, lab: Lab | None, seen: Seen) -> TrainingResults:
+    """Let all strategies, and the computation alone, take turns."""
+    names = [*replay.strategies, ALONE]
+    machine = Machine.here()
+    seen(f"starting {replay.num_ranks} ranks of {', '.join(names)}", 0.0)
+    contenders = [replayer(replay.job(name)) for name in names]
+    with crews(contenders, replay.num_ranks, program=PROGRAM, lab=lab, timeout_s=replay.timeout_s) as started:
+        found = take_turns(started, replay, seen)
+        versions = {crew.contender.name: crew.versions for crew in started}
+    bounds = bounds_of(replay.scaled, lab.cluster) if lab else None
+    setting = replay.setting(lab.cluster.name if lab else "one host", bounds)
+    rows = [Row.of(name, samples, found, setting) for name, samples in found.items()]
+    return TrainingResults(setting, replay.rounds, versions, machine, rows)
+
+
+def take_turns(started: Sequence[Crew], replay: Replay, seen: Seen) -> dict[str, Samples]:
+    """Samples of each strategy."""
+    prepare = order_for(replay.profile.model, replay.scaled_bucket_bytes)
+    found = {crew.contender.name: Samples() for crew in started}
+    expected_s = 0.0
+    for crew in started:
+        seen(f"{crew.contender.name} checks its weights", 0.0)
+        found[crew.contender.name].wrong = sum(one.wrong for one in crew.ask(prepare, Prepared, prepare.operation))
+    for turn in range(replay.rounds):
+        for index, crew in enumerate(started):
+            name = crew.contender.name
+            seen(f"{replay.profile.model}: {name}", (turn + index / len(started)) / replay.rounds)
+            samples = found[name]
+            count = -(-(replay.iterations - samples.count) // (replay.rounds - turn))
+            add_block(crew, samples, Block(1, count), prepare.operation, expected_s)
+            expected_s = 2 * samples.loop_s
+    seen("done", 1.0)
+    return found
+
+
+def add_block(crew: Crew, samples: Samples, block: Block, doing: str, expected_s: float = 0.0) -> None:
+    """Run a block and keep its times, an iteration as long as on its slowest rank."""
+    timed = crew.ask(block, Timed, doing, expected_s=expected_s)
+    samples.rounds.append([max(ranks) * 1e-9 for ranks in zip(*(one.durations_ns for one in timed), strict=True)])
+    samples.loop_s += max(one.loop_ns for one in timed) * 1e-9
+
+
+def order_for(model: str, bucket_bytes: int) -> Prepare:
+    """What all ranks of a run are told to prepare."""
+    return Prepare(f"a replay of {model} in buckets", bucket_bytes, "bytes")

@@ -1,0 +1,105 @@
+"""One rank of a replay: the model wrapped as its strategy says, one training iteration at a time."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.bench.rank_process.messages import Prepare, Ready, Setup
+from paceline.bench.training.profile import load_profile, uniform_profile
+from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, groups_of
+from paceline.bench.training.scaling import Scale
+from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, VARIABLE, Job
+from paceline.errors import UsageError
+from paceline.train.dear.wrapper import DataParallel
+
+_PREFETCHED_GROUPS = 2
+
+
+class ReplayRank:
+    """A rank; an iteration is zero_grad, forward, backward and a step."""
+
+    def __init__(self, setup: Setup) -> None:
+        warnings.filterwarnings("ignore", message=".*is deprecated", category=FutureWarning)
+        torch.set_num_threads(1)
+        dist.init_process_group(setup.backend)
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        self.job = msgspec.json.decode(os.environ[VARIABLE], type=Job)
+        true = uniform_profile() if self.job.model == "uniform" else load_profile(self.job.model)
+        self.profile = Scale(self.job.size_factor, self.job.time_factor).apply(true)
+        versions = {"paceline": version("paceline")} if setup.backend == "paceline" else {}
+        self.ready = Ready(self.rank, self.num_ranks, {**versions, "torch": str(torch.__version__)})
+        self.barrier: Callable[[], object] = dist.barrier
+        self.replay: ReplayModel | None = None
+        self.model: nn.Module | None = None
+        self.inputs = torch.zeros(1)
+
+    def prepare(self, order: Prepare) -> int:
+        """Wrap the model with buckets of ``count`` bytes, and count wrong weights after some steps without sleep."""
+        self.model = None  # the old one's hooks go first
+        groups = groups_of(self.profile, order.count) if self.job.strategy == "fsdp2" else None
+        self.replay = ReplayModel(self.profile, self.rank, groups)
+        self.model, self.optimizer = wrap(self.job.strategy, self.replay, order.count)
+        self.replay.pace.enabled = order.count == AUTO_BYTES  # a search measures iterations from the first on
+        for _ in range(CHECKED_STEPS):
+            self.run()
+        self.replay.pace.enabled = True
+        return 0 if self.job.strategy == ALONE else self.replay.wrong_elements(CHECKED_STEPS, self.num_ranks)
+
+    def run(self) -> None:
+        """One iteration."""
+        assert self.model is not None
+        self.optimizer.zero_grad()
+        self.model(self.inputs).sum().backward()
+        self.optimizer.step()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.model = self.replay = None
+        dist.destroy_process_group()
+
+
+def wrap(strategy: str, model: ReplayModel, bucket_bytes: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model as a strategy trains it, and its optimizer."""
+    if bucket_bytes == AUTO_BYTES and not strategy.startswith("dear"):
+        raise UsageError(f"{strategy} does not find a bucket size by itself: give it one")
+    if strategy == "fsdp2":
+        sharded = _fully_sharded(model)
+        return sharded, torch.optim.SGD(sharded.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    if strategy == ALONE:
+        return model, optimizer
+    if strategy.startswith("dear"):
+        bucket_mb: float | str = "auto" if bucket_bytes == AUTO_BYTES else bucket_bytes / 1e6
+        return DataParallel(model, optimizer, sharded=strategy == "dear-sharded", bucket_mb=bucket_mb), optimizer
+    # As PyTorch counts: a megabyte is 1024 * 1024 bytes here. Views spare DDP a copy, as users are advised.
+    ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_bytes / 2**20, gradient_as_bucket_view=True)
+    return ddp, optimizer
+
+
+def _fully_sharded(model: ReplayModel) -> nn.Module:
+    """A group a bucket; gathered parameters stay, and are gathered ahead, as FSDP2 can.
+
+    Without asynchronous gathers FSDP2 would overlap nothing on a CPU, which has no streams.
+    """
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    groups: list[Any] = list(model)
+    for group in groups:
+        fully_shard(group, mesh=mesh, reshard_after_forward=False)
+    sharded: Any = fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    for number, group in enumerate(groups):
+        group.set_modules_to_forward_prefetch(groups[number + 1 : number + 1 + _PREFETCHED_GROUPS])
+    sharded._set_unshard_async_op(True)
+    wrapped: nn.Module = sharded
+    return wrapped

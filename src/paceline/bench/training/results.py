@@ -1,0 +1,118 @@
+"""What a replay found out, in the form it is saved in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from paceline.bench.figures import Ratio, Summary
+from paceline.bench.measure import Samples
+from paceline.bench.results import Machine
+from paceline.bench.training.bounds import Bounds
+from paceline.bench.training.strategies import ALONE
+from paceline.errors import UsageError
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What was replayed. Factors are what sizes and times of the true model were multiplied by; the rest is scaled."""
+
+    model: str
+    source: str
+    network: str
+    place: str
+    num_ranks: int
+    num_tensors: int
+    num_elements: int
+    size_factor: float
+    time_factor: float
+    gradient_bytes: int
+    bucket_bytes: int
+    forward_s: float
+    backward_s: float
+    bounds: Bounds | None
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One strategy. ``exposed_s`` is what it takes longer than the computation alone, of the same run; ``hidden_s`` is
+    the rest of what communication takes at the limit of the links. Ratios are a peer's time over this one's.
+    """
+
+    strategy: str
+    time: Summary
+    wrong: int
+    exposed_s: float
+    hidden_s: float | None
+    ddp_gloo_over: Ratio | None
+    ddp_over: Ratio | None
+    over_dear_bound: float | None
+    over_wait_free_bound: float | None
+
+    @classmethod
+    def of(cls, name: str, samples: Samples, found: Mapping[str, Samples], setting: Setting) -> Row:
+        """The figures of one of the strategies that were measured side by side."""
+        time, bounds = samples.summary(), setting.bounds
+        exposed_s = max(0.0, time.median_s - found[ALONE].summary().median_s)
+        return cls(
+            strategy=name,
+            time=time,
+            wrong=samples.wrong,
+            exposed_s=exposed_s,
+            hidden_s=max(0.0, bounds.all_reduce_s - exposed_s) if bounds and name != ALONE else None,
+            ddp_gloo_over=found["ddp-gloo"].over(samples) if "ddp-gloo" in found else None,
+            ddp_over=found["ddp"].over(samples) if "ddp" in found else None,
+            over_dear_bound=time.median_s / bounds.dear_s if bounds else None,
+            over_wait_free_bound=time.median_s / bounds.wait_free_s if bounds else None,
+        )
+
+
+class TrainingResults(msgspec.Struct, frozen=True):
+    """A whole run."""
+
+    setting: Setting
+    rounds: int
+    versions: dict[str, dict[str, str]]
+    machine: Machine
+    rows: list[Row]
+
+    def of(self, strategy: str) -> Row:
+        """The row of a strategy."""
+        return next(row for row in self.rows if row.strategy == strategy)
+
+
+class SweepPoint(msgspec.Struct, frozen=True):
+    """One bucket size of a sweep, in the lab; None is what the wrapper has found by itself."""
+
+    bucket_bytes: int | None
+    time: Summary
+    wrong: int
+
+
+class SweepResults(msgspec.Struct, frozen=True):
+    """Iteration time against bucket size."""
+
+    setting: Setting
+    strategy: str
+    machine: Machine
+    grid: list[SweepPoint]
+    tuned: SweepPoint
+    tuning_iterations: int
+
+    @property
+    def best(self) -> SweepPoint:
+        """The fastest of the grid."""
+        return min(self.grid, key=lambda point: point.time.median_s)
+
+    @property
+    def tuned_over_best(self) -> float:
+        """How far the search was from the best of the grid."""
+        return self.tuned.time.median_s / self.best.time.median_s
+
+
+def save(results: TrainingResults | SweepResults, path: Path) -> None:
+    """Write everything as JSON."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None

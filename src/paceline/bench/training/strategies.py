@@ -1,0 +1,72 @@
+"""The ways to train that are compared, and how their ranks are told which one they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paceline.bench.contenders import Contender
+from paceline.bench.rank_process.messages import Setup
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.lab import Lab
+
+VARIABLE = "REPLAY_JOB"
+"""Where a rank finds its :class:`Job`."""
+
+ALONE = "alone"
+"""The same iteration without communication: measured in every run, to tell what communication adds."""
+
+STRATEGIES = {
+    "ddp-gloo": "gloo",
+    "ddp": "paceline",
+    "dear": "paceline",
+    "dear-sharded": "paceline",
+    "fsdp2": "paceline",
+}
+"""Names of the command line, and the backend they run on."""
+
+AUTO_BYTES = 0
+"""The bucket size that asks a strategy to find its own."""
+
+
+CHECKED_STEPS = 6
+"""Iterations before the clock runs: buckets are made anew after the first, and weights are checked after the last."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What a rank replays, and how. ``model`` is a name, or "uniform"."""
+
+    strategy: str
+    model: str
+    size_factor: float
+    time_factor: float
+
+
+@dataclass(frozen=True)
+class Replayer(Contender):
+    """A strategy on its backend."""
+
+    backend: str = "paceline"
+
+    def setup(self, rank: int, num_ranks: int, port: int, lab: Lab | None) -> Setup:
+        """As of a contender, but the name is not the backend's."""
+        return Setup(self.backend, num_ranks, super().setup(rank, num_ranks, port, lab).environment)
+
+
+def replayer(job: Job, name: str | None = None) -> Replayer:
+    """The contender for a job."""
+    job_text = msgspec.json.encode(job).decode()
+    return Replayer(name or job.strategy, {VARIABLE: job_text}, STRATEGIES.get(job.strategy, "paceline"))
+
+
+def parse_strategies(text: str) -> list[str]:
+    """Names with commas, each once."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in STRATEGIES]
+    if unknown or not names or len(set(names)) < len(names):
+        raise UsageError(f"--strategies takes some of {', '.join(STRATEGIES)}, each once, not {text!r}")
+    return names

@@ -1,0 +1,70 @@
+"""A tiny replay with real ranks: every strategy trains the weights it must, and tables and files come out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.bench.training.measure import Replay, measure
+from paceline.bench.training.plot import draw_training
+from paceline.bench.training.profile import LayerProfile, Profile, uniform_profile
+from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, gradient, groups_of
+from paceline.bench.training.results import save
+from paceline.bench.training.scaling import Scale
+from paceline.bench.training.strategies import STRATEGIES
+from paceline.bench.training.table import caption, training_table
+from paceline.ir.cluster import Cluster
+
+TINY = Profile("tiny", (LayerProfile("a", (5, 2), 0.0, 0.0), LayerProfile("b", (3,), 0.0, 0.0)), "made up")
+
+
+@pytest.mark.timeout(90)
+def test_two_ranks_replay_with_every_strategy(tmp_path: Path) -> None:
+    profile = uniform_profile()
+    replay = Replay(
+        profile=profile,
+        network="none",
+        scale=Scale(1e-3, 1e-2),
+        cluster=Cluster.preset("lan8"),
+        strategies=list(STRATEGIES),
+        num_ranks=2,
+        iterations=3,
+        rounds=2,
+    )
+    results = measure(replay, None, lambda _what, _share: None)
+    assert [row.strategy for row in results.rows] == [*STRATEGIES, "alone"]
+    assert all(row.wrong == 0 and row.time.count == 3 for row in results.rows)
+    assert results.of("ddp").ddp_over is not None
+    assert results.setting.bounds is None
+    save(results, tmp_path / "replay.json")
+    assert json.loads((tmp_path / "replay.json").read_text())["setting"]["num_tensors"] == 32
+    draw_training(results, tmp_path / "replay.png")
+    assert (tmp_path / "replay.png").read_bytes().startswith(b"\x89PNG")
+    assert training_table(results).row_count == len(results.rows)
+    assert any("synthetic" in line for line in caption(results.setting, results.machine))
+
+
+def test_a_replayed_step_is_told_from_a_wrong_one() -> None:
+    model = ReplayModel(TINY, rank=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.zeros(1)).sum().backward()
+        optimizer.step()
+    assert [parameter.grad.tolist() for parameter in model.parameters() if parameter.grad is not None] == [
+        [gradient(0, 0)] * 5,
+        [gradient(1, 0)] * 2,
+        [gradient(2, 0)] * 3,
+    ]
+    assert model.wrong_elements(2, num_ranks=1) == 0
+    assert model.wrong_elements(3, num_ranks=1) == 10
+    assert model.wrong_elements(2, num_ranks=2) == 10
+
+
+def test_groups_are_filled_up_to_the_threshold() -> None:
+    profile = uniform_profile(num_layers=5, elements=10)
+    assert groups_of(profile, 80) == [[0, 1], [2, 3], [4]]
+    assert groups_of(profile, 1) == [[0], [1], [2], [3], [4]]
