@@ -9,6 +9,7 @@ add_library(paceline_core STATIC
   ${CMAKE_CURRENT_LIST_DIR}/common/sha256.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/collectives.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/connection.cc
+  ${CMAKE_CURRENT_LIST_DIR}/engine/decisions.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/engine.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/group.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/introductions.cc

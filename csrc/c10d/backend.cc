@@ -105,9 +105,15 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
   const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<size_t>(rank)]);
   if (here <= static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency())) spin_ = kSpin;
   try {
-    planner_ = settings_.make_planner(rank, size, store, hosts, [this](int to, int from, uint64_t bytes) {
+    Plans plans = settings_.make_planner(rank, size, store, hosts, [this](int to, int from, uint64_t bytes) {
       return exchange_seconds(to, from, bytes);
     });
+    programs_ = std::make_shared<Programs>(std::move(plans.planner));
+    if (plans.rules.enabled) least_awaiting_bytes_ = plans.least_awaiting_bytes;
+    plans.rules.elsewhere = [engine = engine_](std::function<void()> task) {
+      run_elsewhere([engine, task = std::move(task)] { task(); });
+    };
+    engine_->decide_by(group_, std::move(plans.rules));
   } catch (...) {
     engine_->leave(group_);
     throw;
@@ -164,7 +170,7 @@ c10::intrusive_ptr<Work> Backend::make_work(c10d::OpType type, const char* title
   return work;
 }
 
-std::shared_ptr<const Program> Backend::program(const Request& request) {
+PlanRequest Backend::wanted(const Request& request) const {
   const DType dtype = request.call.dtype;
   const bool floating = dtype <= DType::kBFloat16;
   PlanRequest wanted;
@@ -173,33 +179,34 @@ std::shared_ptr<const Program> Backend::program(const Request& request) {
   wanted.bytes = std::bit_ceil(std::max<uint64_t>(request.bytes, 1));
   wanted.exact = !floating || (wanted.kind != Kind::kAllReduce && wanted.kind != Kind::kReduceScatter &&
                                wanted.kind != Kind::kReduce);
-  const std::lock_guard lock(mutex_);
-  const auto known = programs_.find(wanted);
-  if (known != programs_.end()) return known->second;
-  return programs_[wanted] = planner_(wanted);
+  return wanted;
 }
 
 void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
   TORCH_CHECK(!left_, "this process group was destroyed");
   auto operation = std::make_shared<Operation>();
   operation->call = request.call;
-  operation->program = program(request);
   operation->timeout = timeout_or_default(request.timeout);
   operation->epilogue = std::move(request.epilogue);
   operation->on_done = [work](const std::string& error) { work->done(error); };
-  place(*engine_, *operation, request.blocks);
+  PlanRequest wanted = this->wanted(request);
+  if (wanted.kind == Kind::kAllReduce && request.bytes >= least_awaiting_bytes_) {
+    operation->prepare = [programs = programs_, wanted, dtype = request.call.dtype, blocks = std::move(request.blocks)](
+                             const std::string& choice, bool may_wait) mutable -> std::optional<Prepared> {
+      wanted.choice = choice;
+      Prepared prepared;
+      prepared.program = may_wait ? programs->get(wanted) : programs->find(wanted);
+      if (prepared.program == nullptr) return std::nullopt;
+      std::vector<size_t> homeless;  // none: an all-reduce works in place
+      prepared.places = cut(*prepared.program, dtype, blocks, &homeless);
+      return prepared;
+    };
+  } else {
+    operation->program = programs_->get(wanted);
+    place(*engine_, *operation, request.blocks);
+  }
   ++sequence_;
   engine_->post(group_, operation, request.asynchronous);
-}
-
-std::vector<std::string> Backend::chosen() {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::string> lines;
-  for (const auto& [request, program] : programs_) {
-    lines.push_back(std::string(name(request.kind)) + " up to " + std::to_string(request.bytes) +
-                    " bytes: " + program->name());
-  }
-  return lines;
 }
 
 void Backend::add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tensor& any, const c10d::ReduceOp& op,

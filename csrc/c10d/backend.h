@@ -14,22 +14,11 @@
 #include <vector>
 
 #include "c10d/buffers.h"
+#include "c10d/programs.h"
 #include "c10d/work.h"
 #include "engine/engine.h"
 
 namespace paceline {
-
-// What the planner is asked: the collective, its root, the bytes of the whole buffer (rounded up to a power of two, so
-// that few schedules serve all sizes), and whether the order of additions is free (whole numbers, min, max, moves).
-struct PlanRequest {
-  Kind kind;
-  int root = 0;
-  uint64_t bytes = 0;
-  bool exact = false;
-
-  auto operator<=>(const PlanRequest&) const = default;
-};
-using Planner = std::function<std::shared_ptr<const Program>(const PlanRequest&)>;
 
 // Sends to one rank and receives from another; seconds until both are done.
 using Exchange = std::function<double(int to, int from, uint64_t bytes)>;
@@ -45,8 +34,8 @@ class Backend final : public c10d::Backend {
     std::chrono::milliseconds timeout{0};
     std::string host;
     // Makes the planner of a group when all have met.
-    std::function<Planner(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store,
-                          const std::vector<std::string>& hosts, const Exchange& exchange)>
+    std::function<Plans(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store,
+                        const std::vector<std::string>& hosts, const Exchange& exchange)>
         make_planner;
   };
 
@@ -93,7 +82,9 @@ class Backend final : public c10d::Backend {
   void shutdown() override;
 
   // Which algorithm runs each kind of request so far: "allreduce of 64 MiB: ring".
-  std::vector<std::string> chosen();
+  std::vector<std::string> chosen() { return programs_->chosen(); }
+  // Who arrived when at each collective that awaited a decision; empty but on rank 0.
+  std::vector<Decisions::Record> arrivals() { return engine_->arrivals(group_); }
 
  private:
   // A collective about to be posted.
@@ -106,7 +97,7 @@ class Backend final : public c10d::Backend {
     std::function<void()> epilogue;
   };
 
-  std::shared_ptr<const Program> program(const Request& request);
+  PlanRequest wanted(const Request& request) const;
   void post(const c10::intrusive_ptr<Work>& work, Request request);
   WorkPtr exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs, Request request);
   // From every part of `inputs` to a part of `outputs`; `given` and `results` are what the caller passed.
@@ -133,9 +124,8 @@ class Backend final : public c10d::Backend {
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Group> group_;
   std::chrono::microseconds spin_{0};
-  Planner planner_;
-  std::mutex mutex_;
-  std::map<PlanRequest, std::shared_ptr<const Program>> programs_;
+  std::shared_ptr<Programs> programs_;
+  uint64_t least_awaiting_bytes_ = UINT64_MAX;  // all-reduces from this size on await a decision
   std::atomic<uint64_t> sequence_{0};
   uint32_t monitored_barriers_ = 0;
   std::atomic<bool> left_{false};

@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "c10d/backend.h"
@@ -19,7 +20,8 @@ namespace {
 // Columns: step, peer, chunk, count, whether this rank receives, whether it reduces.
 std::shared_ptr<Program> make_program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest,
                                       const std::string& name,
-                                      const py::array_t<int64_t, py::array::c_style | py::array::forcecast>& table) {
+                                      const py::array_t<int64_t, py::array::c_style | py::array::forcecast>& table,
+                                      bool in_order) {
   if (table.ndim() != 2 || table.shape(1) != 6) throw py::value_error("rows have six columns");
   const auto cells = table.unchecked<2>();
   std::vector<Row> rows;
@@ -29,7 +31,7 @@ std::shared_ptr<Program> make_program(uint32_t rank, uint32_t num_ranks, uint32_
                     static_cast<uint32_t>(cells(i, 2)), static_cast<uint32_t>(cells(i, 3)), cells(i, 4) != 0,
                     cells(i, 5) != 0});
   }
-  return std::make_shared<Program>(rank, num_ranks, num_chunks, digest, name, rows);
+  return std::make_shared<Program>(rank, num_ranks, num_chunks, digest, name, rows, in_order);
 }
 
 // Holds a Python object that C++ threads may drop: only with the interpreter's lock, and not when it is gone.
@@ -41,11 +43,43 @@ std::shared_ptr<py::object> hold(py::object object) {
           }};
 }
 
-Planner wrap_planner(const std::shared_ptr<py::object>& planner) {
-  return [planner](const PlanRequest& request) {
+// Turn, collective, bytes, choice, and for each rank the seconds since the first arrived.
+py::tuple describe(const Decisions::Record& record) {
+  const Clock::time_point first = *std::min_element(record.arrivals.begin(), record.arrivals.end());
+  py::list late_s;
+  for (const Clock::time_point arrival : record.arrivals) {
+    late_s.append(std::chrono::duration<double>(arrival - first).count());
+  }
+  return py::make_tuple(record.turn, record.seq, record.bytes(), record.choice, py::tuple(late_s));
+}
+
+py::list describe_all(const std::vector<Decisions::Record>& records) {
+  py::list list;
+  for (const Decisions::Record& record : records) list.append(describe(record));
+  return list;
+}
+
+// Of a Python planner (paceline.planner): its calls, and its `rules`, which may be None.
+Plans wrap_planner(const std::shared_ptr<py::object>& planner) {
+  Plans plans;
+  plans.planner = [planner](const PlanRequest& request) {
     const py::gil_scoped_acquire lock;
-    return (*planner)(name(request.kind), request.root, request.bytes, request.exact).cast<std::shared_ptr<Program>>();
+    return (*planner)(name(request.kind), request.root, request.bytes, request.exact, request.choice)
+        .cast<std::shared_ptr<Program>>();
   };
+  const py::object rules = planner->attr("rules");
+  if (rules.is_none()) return plans;
+  plans.least_awaiting_bytes = rules.attr("least_bytes").cast<uint64_t>();
+  plans.rules.enabled = true;
+  plans.rules.patience_s_per_byte = rules.attr("patience_s_per_byte").cast<double>();
+  plans.rules.least_patience = std::chrono::duration<double>(rules.attr("least_patience_s").cast<double>());
+  plans.rules.most_missing = rules.attr("most_late").cast<uint32_t>();
+  plans.rules.window = rules.attr("window").cast<uint64_t>();
+  plans.rules.forecast = [planner](const std::vector<Decisions::Record>& records) {
+    const py::gil_scoped_acquire lock;
+    return planner->attr("forecast")(describe_all(records)).cast<std::string>();
+  };
+  return plans;
 }
 
 c10::intrusive_ptr<Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -74,7 +108,7 @@ PYBIND11_MODULE(_c10d, module) {
 
   py::class_<Program, std::shared_ptr<Program>>(module, "Program")
       .def(py::init(&make_program), py::arg("rank"), py::arg("num_ranks"), py::arg("num_chunks"), py::arg("digest"),
-           py::arg("name"), py::arg("rows"))
+           py::arg("name"), py::arg("rows"), py::arg("in_order") = false)
       .def_property_readonly("name", &Program::name);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
@@ -87,6 +121,17 @@ PYBIND11_MODULE(_c10d, module) {
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")
       .def(py::init(&make_backend), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
            py::arg("engine"), py::arg("host"), py::arg("make_planner"))
+      .def(
+          "arrivals",
+          [](Backend& backend) {
+            std::vector<Decisions::Record> records;
+            {
+              const py::gil_scoped_release unlocked;
+              records = backend.arrivals();
+            }
+            return describe_all(records);
+          },
+          "Who arrived when at each collective that awaited a decision.")
       .def("chosen", &Backend::chosen, py::call_guard<py::gil_scoped_release>(),
            "Which algorithm runs each kind of collective used so far.");
 

@@ -57,20 +57,18 @@ Contiguous contiguous(const at::Tensor& tensor) {
   return {tensor.contiguous(), true};
 }
 
-void place(Engine& engine, Operation& operation, const std::vector<Block>& blocks) {
-  const Program& program = *operation.program;
-  const uint64_t element = element_bytes(operation.call.dtype);
+std::vector<Place> cut(const Program& program, DType dtype, const std::vector<Block>& blocks,
+                       std::vector<size_t>* homeless) {
+  const uint64_t element = element_bytes(dtype);
   const uint64_t parts = program.num_chunks() / blocks.size();
-  operation.places.resize(program.num_chunks());
-  uint64_t passing = 0;
-  std::vector<size_t> homeless;
+  std::vector<Place> places(program.num_chunks());
   for (size_t b = 0; b < blocks.size(); ++b) {
     const uint64_t count = blocks[b].bytes / element;
     for (uint64_t part = 0; part < parts; ++part) {
       const uint64_t begin = count * part / parts * element;
       const uint64_t end = count * (part + 1) / parts * element;
       const size_t chunk = b * parts + part;
-      Place& place = operation.places[chunk];
+      Place& place = places[chunk];
       place.bytes = end - begin;
       if (place.bytes == 0) {
         place = {nothing, nothing, 1};
@@ -78,13 +76,18 @@ void place(Engine& engine, Operation& operation, const std::vector<Block>& block
       }
       if (blocks[b].input != nullptr) place.input = blocks[b].input + begin;
       if (blocks[b].output != nullptr) place.work = blocks[b].output + begin;
-      if (place.work == nullptr && program.written()[chunk]) {
-        homeless.push_back(chunk);
-        passing += place.bytes;
-      }
+      if (place.work == nullptr && program.written()[chunk]) homeless->push_back(chunk);
     }
   }
+  return places;
+}
+
+void place(Engine& engine, Operation& operation, const std::vector<Block>& blocks) {
+  std::vector<size_t> homeless;
+  operation.places = cut(*operation.program, operation.call.dtype, blocks, &homeless);
   if (homeless.empty()) return;
+  uint64_t passing = 0;
+  for (const size_t chunk : homeless) passing += operation.places[chunk].bytes;
   operation.memory.push_back(engine.take_scratch(passing));
   uint8_t* at = operation.memory.back().data();
   for (const size_t chunk : homeless) {

@@ -19,8 +19,12 @@ struct Block {
   uint64_t bytes = 0;
 };
 
-// Cuts blocks into the chunks of the operation's program and gives memory to chunks that pass through this rank. The
-// number of chunks is a multiple of the number of blocks.
+// Cuts blocks into the chunks of a program. The number of chunks is a multiple of the number of blocks. `homeless`
+// gets the chunks that pass through this rank and have no place in its blocks.
+std::vector<Place> cut(const Program& program, DType dtype, const std::vector<Block>& blocks,
+                       std::vector<size_t>* homeless);
+
+// The same for an operation, with memory for chunks that have no place.
 void place(Engine& engine, Operation& operation, const std::vector<Block>& blocks);
 
 DType dtype_of(const at::Tensor& tensor);

@@ -32,29 +32,68 @@ constexpr uint64_t kMostEarlyFrameBytes = 8 << 10;
 
 constexpr size_t kHistory = 256;
 
+// A send of an earlier step that makes no progress for so long does not keep others waiting: its receiver may be late.
+constexpr auto kGiveWay = std::chrono::milliseconds(20);
+
 // A collective that takes longer than this may be waiting for a rank that has called another one.
 constexpr auto kAskAfter = std::chrono::seconds(1);
 
 }  // namespace
 
-void Collectives::post(const std::shared_ptr<Operation>& operation) {
+std::optional<std::string> Collectives::post(const std::shared_ptr<Operation>& operation) {
   operation->seq = next_seq_++;
   if (!group_.failure().empty()) {
     operation->memory.clear();
     operation->on_done(operation->title() + ": " + group_.failure());
-    return;
+    return std::nullopt;
   }
   operation->posted_at = Clock::now();
   operation->deadline = operation->posted_at + operation->timeout;
   operation->ask_at = operation->posted_at + kAskAfter;
   operation->element_bytes = element_bytes(operation->call.dtype);
   operation->reduction = find_reduction(operation->call.dtype, operation->call.op);
+  operation->call.schedule = operation->awaits() ? 0 : operation->program->digest();
+  history_.push_back(operation->call);
+  if (history_.size() > kHistory) history_.pop_front();
+  group_.decisions().called(*operation);
+  if (!group_.failure().empty()) {
+    operation->memory.clear();
+    operation->on_done(operation->title() + ": " + group_.failure());
+    return std::nullopt;
+  }
+  if (!operation->awaits()) {
+    start(operation);
+    return std::nullopt;
+  }
+  // Until it is known to whom it sends, later ones must not pass it on the way to anybody.
+  operation->left = 1;
+  operations_[operation->seq] = operation;
+  for (uint32_t peer = 0; peer < group_.size(); ++peer) {
+    if (peer != group_.rank()) outgoing_[peer].queues[operation->seq].left = 1;
+  }
+  return group_.decisions().await(operation);
+}
+
+void Collectives::begin(const std::shared_ptr<Operation>& operation, Prepared prepared) {
+  if (find(operation->seq) != operation || !operation->awaits()) return;  // the group has failed meanwhile
+  operation->program = std::move(prepared.program);
+  operation->places = std::move(prepared.places);
   operation->call.schedule = operation->program->digest();
+  const uint64_t age = next_seq_ - 1 - operation->seq;
+  if (age < history_.size()) history_[history_.size() - 1 - age].schedule = operation->call.schedule;
+  operations_.erase(operation->seq);
+  for (auto& [peer, outgoing] : outgoing_) {
+    outgoing.queues.erase(operation->seq);
+    Connection* connection = outgoing.queues.empty() ? nullptr : group_.connection(peer, Lane::kCollective);
+    if (connection != nullptr) group_.mark(*connection);
+  }
+  start(operation);
+}
+
+void Collectives::start(const std::shared_ptr<Operation>& operation) {
   const Program& program = *operation->program;
   operation->progress.resize(program.accesses().size());
   operation->left = static_cast<uint32_t>(program.accesses().size());
-  history_.push_back(operation->call);
-  if (history_.size() > kHistory) history_.pop_front();
   if (operation->left == 0) {
     complete(operation);
     return;
@@ -117,7 +156,16 @@ void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t in
   if (progress.queued || ready == progress.moved) return;
   if (ready < bytes && ready - progress.moved < kSliceBytes) return;  // wait for a slice that is worth a frame
   progress.queued = true;
-  outgoing_[access.peer].queues[operation->seq].ready.push_back(index);
+  std::deque<uint32_t>& queue = outgoing_[access.peer].queues[operation->seq].ready;
+  if (operation->program->in_order()) {
+    const std::vector<Access>& all = operation->program->accesses();
+    queue.insert(std::upper_bound(queue.begin(), queue.end(), index,
+                                  [&](uint32_t a, uint32_t b) { return all[a].step < all[b].step; }),
+                 index);
+    operation->sending.insert({access.step, index});
+  } else {
+    queue.push_back(index);
+  }
   Connection* connection = group_.connection(access.peer, Lane::kCollective);
   if (connection != nullptr) group_.mark(*connection);
 }
@@ -137,6 +185,7 @@ void Collectives::on_room(Connection& connection) {
     Outgoing::Queue& queue = entry->second;
     while (!queue.ready.empty() && connection.has_room()) {
       const uint32_t access = queue.ready.front();
+      if (gives_way(*operation->second, access)) break;
       hand_over(connection, operation->second, access);
       const Operation::Progress& progress = operation->second->progress[access];
       if (progress.queued) continue;
@@ -179,12 +228,58 @@ void Collectives::hand_over(Connection& connection, const std::shared_ptr<Operat
   connection.enqueue(std::move(frame));
 }
 
+// Whether a send waits for those of earlier steps: all that could go now, except to peers that take nothing.
+bool Collectives::gives_way(const Operation& operation, uint32_t index) {
+  const uint32_t step = operation.program->accesses()[index].step;
+  if (operation.sending.empty() || operation.sending.begin()->first >= step) return false;
+  const Clock::time_point now = Clock::now();
+  for (const auto& [earlier, access] : operation.sending) {
+    if (earlier >= step) return false;
+    const uint32_t peer = operation.program->accesses()[access].peer;
+    const Outgoing& outgoing = outgoing_[peer];
+    const bool first = outgoing.queues.empty() || outgoing.queues.begin()->first >= operation.seq;
+    if (!first && outgoing.posted < operation.seq) continue;  // as on_room has it
+    const Connection* connection = group_.connection(peer, Lane::kCollective);
+    if (connection == nullptr || connection->pullable_process() != 0) continue;
+    const Clock::time_point since = connection->blocked_since();
+    if (since != Clock::time_point::max() && now - since > kGiveWay) continue;
+    give_way_until_ = now + kGiveWay;
+    return true;
+  }
+  return false;
+}
+
+void Collectives::let_others_send(const Operation& operation) {
+  for (const auto& [peer, outgoing] : outgoing_) {
+    const auto queue = outgoing.queues.find(operation.seq);
+    if (queue == outgoing.queues.end() || queue->second.ready.empty()) continue;
+    Connection* connection = group_.connection(peer, Lane::kCollective);
+    if (connection != nullptr) group_.mark(*connection);
+  }
+}
+
+Clock::time_point Collectives::tick(Clock::time_point now) {
+  if (now < give_way_until_) return give_way_until_;
+  give_way_until_ = Clock::time_point::max();
+  for (const auto& [seq, operation] : operations_) {
+    if (!operation->sending.empty()) let_others_send(*operation);
+  }
+  group_.flush_marked();
+  return give_way_until_;
+}
+
 void Collectives::on_sent(Connection& connection, const OutFrame& frame) {
   if (frame.header.type != FrameType::kData) return;
   const std::shared_ptr<Operation> operation = find(frame.header.seq);  // held: this may be its last byte
   if (operation == nullptr) return;
   const Program::Peer* peer = operation->program->find_peer(connection.peer());
-  advance(operation, peer->sends[frame.header.id], frame.header.length);
+  const uint32_t index = peer->sends[frame.header.id];
+  const Operation::Progress& progress = operation->progress[index];
+  if (operation->program->in_order() && !progress.queued && progress.done + frame.header.length == progress.moved) {
+    operation->sending.erase({operation->program->accesses()[index].step, index});
+    let_others_send(*operation);
+  }
+  advance(operation, index, frame.header.length);
 }
 
 // An access has gone on by so many bytes: so may those that wait for it.
@@ -211,9 +306,10 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
     return FrameHandler::Verdict::kTake;
   }
   const auto found = operations_.find(header.seq);
-  if (found == operations_.end()) {
+  const bool awaits = found != operations_.end() && found->second->awaits();
+  if (found == operations_.end() || awaits) {
     if (header.type == FrameType::kPulled) return FrameHandler::Verdict::kTake;  // of a collective that has failed
-    if (header.seq < next_seq_) {
+    if (awaits ? !header.call.fits(found->second->call) : header.seq < next_seq_) {
       group_.fail(connection.peer(), mismatch(connection.peer(), header.call, header.seq));
       return FrameHandler::Verdict::kTake;
     }
@@ -260,11 +356,11 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header) {
     early_[header.seq].push_back({connection.peer(), header, std::move(entry->second.payload)});
     receiving_.erase(entry);
     const std::shared_ptr<Operation> called = find(header.seq);  // while the frame arrived
-    if (called != nullptr) replay(called);
+    if (called != nullptr && !called->awaits()) replay(called);
     return;
   }
   const auto found = operations_.find(header.seq);
-  if (found == operations_.end()) return;
+  if (found == operations_.end() || found->second->awaits()) return;
   const std::shared_ptr<Operation> operation = found->second;
   const Program::Peer* peer = operation->program->find_peer(connection.peer());
   if (header.type == FrameType::kPulled) {
@@ -520,6 +616,7 @@ void Collectives::fail(const std::string& reason) {
 
 bool Collectives::needs(uint32_t peer) const {
   for (const auto& [seq, operation] : operations_) {
+    if (operation->awaits()) return true;
     const Program::Peer* entry = operation->program->find_peer(peer);
     if (entry == nullptr) continue;
     for (const auto* list : {&entry->sends, &entry->receives}) {
@@ -546,9 +643,13 @@ std::shared_ptr<Operation> Collectives::earliest(Clock::time_point Operation::* 
 }
 
 void Collectives::compare(uint32_t peer, uint64_t seq, const Call& theirs) {
-  if (seq >= next_seq_ || next_seq_ - 1 - seq >= history_.size()) return;
-  const Call& ours = history_[history_.size() - (next_seq_ - seq)];
-  if (ours != theirs) group_.fail(peer, mismatch(peer, theirs, seq));
+  const Call* ours = called(seq);
+  if (ours != nullptr && !ours->fits(theirs)) group_.fail(peer, mismatch(peer, theirs, seq));
+}
+
+const Call* Collectives::called(uint64_t seq) const {
+  if (seq >= next_seq_ || next_seq_ - 1 - seq >= history_.size()) return nullptr;
+  return &history_[history_.size() - (next_seq_ - seq)];
 }
 
 std::shared_ptr<Operation> Collectives::find(uint64_t seq) const {
@@ -557,6 +658,7 @@ std::shared_ptr<Operation> Collectives::find(uint64_t seq) const {
 }
 
 std::vector<uint32_t> Collectives::waits_for(const Operation& operation) const {
+  if (operation.awaits()) return group_.decisions().waits_for(operation);
   std::vector<uint32_t> ranks;
   for (const Program::Peer& peer : operation.program->peers()) {
     bool waits = false;

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,17 @@ class Collectives {
  public:
   explicit Collectives(Group& group) : group_(group) {}
 
-  void post(const std::shared_ptr<Operation>& operation);
+  // Of an operation that awaits a decision: the choice, if it is made but its program is not; then the caller prepares.
+  std::optional<std::string> post(const std::shared_ptr<Operation>& operation);
+  // It has been decided how an operation runs.
+  void begin(const std::shared_ptr<Operation>& operation, Prepared prepared);
 
   FrameHandler::Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to);
   void on_frame(Connection& connection, const FrameHeader& header);
   void on_sent(Connection& connection, const OutFrame& frame);
   void on_room(Connection& connection);
+  // Sends that gave way to others for too long go on. Returns when to be called again.
+  Clock::time_point tick(Clock::time_point now);
 
   // One slice of pulling; false when there is nothing to pull.
   bool work();
@@ -42,6 +48,8 @@ class Collectives {
   std::shared_ptr<Operation> find(uint64_t seq) const;
   // The ranks it still expects bytes from, or whose pull it awaits.
   std::vector<uint32_t> waits_for(const Operation& operation) const;
+  // What this rank called by this number, if it has and that is not long ago.
+  const Call* called(uint64_t seq) const;
 
   uint64_t last_posted() const { return next_seq_ - 1; }
   Call last_call() const { return history_.empty() ? Call{} : history_.back(); }
@@ -63,9 +71,12 @@ class Collectives {
     std::vector<uint8_t> payload;
   };
 
+  void start(const std::shared_ptr<Operation>& operation);
   uint64_t limit(const Operation& operation, uint32_t access) const;
   void offer(const std::shared_ptr<Operation>& operation, uint32_t access);
   void hand_over(Connection& connection, const std::shared_ptr<Operation>& operation, uint32_t access);
+  bool gives_way(const Operation& operation, uint32_t access);
+  void let_others_send(const Operation& operation);
   void advance(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t bytes);
   void apply(const std::shared_ptr<Operation>& operation, uint32_t access);
   void write(Operation& operation, uint32_t access, uint64_t offset, const uint8_t* bytes, uint64_t length);
@@ -86,6 +97,7 @@ class Collectives {
   std::map<uint32_t, Outgoing> outgoing_;
   std::map<uint64_t, std::vector<Early>> early_;  // frames of collectives this rank has not called yet
   uint64_t early_bytes_ = 0;
+  Clock::time_point give_way_until_ = Clock::time_point::max();
   std::vector<std::pair<std::weak_ptr<Operation>, uint32_t>> pulls_;  // a stack: what was let go on last is in cache
 
   // The frame being received on a connection, where its payload goes to scratch first.

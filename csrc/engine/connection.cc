@@ -61,7 +61,10 @@ void Connection::on_event(uint32_t events) {
       for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) got = read_some();
     }
   }
-  if (!broken_ && (events & EPOLLOUT) != 0) flush();
+  if (!broken_ && (events & EPOLLOUT) != 0) {
+    flush();
+    handler_.on_flushed();
+  }
 }
 
 // Reads the rest of the payload to where it belongs and, behind it, the next headers. Returns how many bytes there
@@ -188,7 +191,10 @@ bool Connection::write_some() {
   message.msg_iovlen = count;
   const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) {
-    if (errno == EAGAIN || errno == EINTR) return false;
+    if (errno == EAGAIN || errno == EINTR) {
+      if (blocked_since_ == Clock::time_point::max()) blocked_since_ = Clock::now();
+      return false;
+    }
     // The peer may have said why before it closed: read that first, unless nobody listens any more.
     const std::string reason = std::string("broke its connection: ") + std::strerror(errno);
     while (!broken_ && !paused_ && !finishing_ && read_some() > 0) {
@@ -196,6 +202,7 @@ bool Connection::write_some() {
     if (!broken_) broken(reason);
     return false;
   }
+  blocked_since_ = Clock::time_point::max();
   auto left = static_cast<size_t>(sent);
   const size_t raw = std::min(left, raw_.size());
   raw_.erase(raw_.begin(), raw_.begin() + static_cast<std::ptrdiff_t>(raw));

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -17,6 +18,8 @@
 #include "transport/transport.h"
 
 namespace paceline {
+
+using Clock = std::chrono::steady_clock;
 
 class Connection;
 
@@ -42,6 +45,9 @@ class FrameHandler {
 
   // There is room: enqueue more frames, if any.
   virtual void on_room(Connection& connection) = 0;
+
+  // What could be written has been.
+  virtual void on_flushed() = 0;
 
   // The stream has ended, or cannot be trusted any more. The connection is not used after this.
   virtual void on_broken(Connection& connection, const std::string& reason) = 0;
@@ -69,6 +75,8 @@ class Connection final : public Watcher {
 
   // Writes what can be written now, asking the handler for more as long as there is room.
   void flush();
+  // The kernel has taken nothing since this moment, though there is something to take; never: it takes what there is.
+  Clock::time_point blocked_since() const { return blocked_since_; }
   bool paused() const { return paused_; }
   // The peer is at its end, and what is left of the stream is finite: pausing again would hide why.
   bool hung_up() const { return hung_up_; }
@@ -117,6 +125,7 @@ class Connection final : public Watcher {
   size_t front_written_ = 0;  // bytes of the front frame, header included
   size_t out_bytes_ = 0;
   bool wants_write_ = false;
+  Clock::time_point blocked_since_ = Clock::time_point::max();
   bool finishing_ = false;
   bool finished_ = false;
   bool broken_ = false;

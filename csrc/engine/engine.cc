@@ -125,9 +125,62 @@ void Engine::abort(const std::shared_ptr<Group>& group, const std::string& reaso
 }
 
 void Engine::post(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation, bool later) {
+  std::optional<std::string> choice;
+  {
+    const Entry entry(*this);
+    choice = group->collectives().post(operation);
+    if (later && !group->collectives().idle() && !asleep_) wake();
+  }
+  if (choice) prepare(group, operation, *choice);
+}
+
+void Engine::decide_by(const std::shared_ptr<Group>& group, Decisions::Rules rules) {
   const Entry entry(*this);
-  group->collectives().post(operation);
-  if (later && !group->collectives().idle() && !asleep_) wake();
+  group->decisions().decide_by(std::move(rules));
+}
+
+void Engine::prepare(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation,
+                     const std::string& choice) {
+  std::optional<Prepared> prepared;
+  std::string error;
+  try {
+    prepared = operation->prepare(choice, true);
+  } catch (const std::exception& thrown) {
+    error = thrown.what();
+  }
+  const Entry entry(*this);
+  if (prepared) {
+    group->collectives().begin(operation, std::move(*prepared));
+  } else {
+    group->fail(group->rank(), "rank " + std::to_string(group->rank()) + " has no schedule for the decision \"" +
+                                   choice + "\": " + error);
+  }
+  if (!asleep_) wake();
+}
+
+void Engine::forecast(const std::shared_ptr<Group>& group) {
+  for (;;) {
+    std::vector<Decisions::Record> fresh;
+    std::function<std::string(const std::vector<Decisions::Record>&)> ask;
+    {
+      const Entry entry(*this);
+      ask = group->decisions().next_question(&fresh);
+    }
+    if (!ask) return;
+    std::string choice;
+    try {
+      choice = ask(fresh);
+    } catch (const std::exception& thrown) {
+      log(LogLevel::kWarning, std::string("no forecast of late ranks: ") + thrown.what());
+    }
+    const Entry entry(*this);
+    group->decisions().foresee(choice);
+  }
+}
+
+std::vector<Decisions::Record> Engine::arrivals(const std::shared_ptr<Group>& group) {
+  const Entry entry(*this);
+  return group->decisions().records();
 }
 
 void Engine::send(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message) {

@@ -53,6 +53,16 @@ class Engine {
 
   // `later`: nobody is going to wait for it at once.
   void post(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation, bool later);
+  // How operations of the group that await a decision get one; before that is said, they wait.
+  void decide_by(const std::shared_ptr<Group>& group, Decisions::Rules rules);
+  // Outside the lock: makes the program for a choice and begins the operation.
+  void prepare(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation,
+               const std::string& choice);
+  // Outside the lock: asks for a forecast from what has been seen.
+  void forecast(const std::shared_ptr<Group>& group);
+  // Who arrived when, on the coordinator.
+  std::vector<Decisions::Record> arrivals(const std::shared_ptr<Group>& group);
+
   void send(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message);
   void receive(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message);
   // Does the progress thread's work until `done` or the time is over, or returns at once when another caller does.

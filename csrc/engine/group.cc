@@ -21,6 +21,8 @@ bool belongs(FrameType type, Lane lane) {
     case FrameType::kMessage:
     case FrameType::kOffer:
     case FrameType::kAccept:
+    case FrameType::kArrived:
+    case FrameType::kDecided:
       return lane == Lane::kMessages;
     default:
       return true;
@@ -40,6 +42,7 @@ Group::Group(Engine& engine, Membership membership)
       membership_(std::move(membership)),
       peers_(membership_.size),
       collectives_(*this),
+      decisions_(*this),
       mailbox_(*this) {}
 
 Group::~Group() = default;
@@ -59,7 +62,7 @@ Connection* Group::connection(uint32_t peer, Lane lane) {
 }
 
 void Group::reopen(uint32_t peer, Lane lane) {
-  if (collectives_.needs(peer) || mailbox_.needs(peer)) connection(peer, lane);
+  if (collectives_.needs(peer) || mailbox_.needs(peer) || decisions_.needs_all()) connection(peer, lane);
   if (gone(peer, lane)) lose(peer, "");
 }
 
@@ -79,6 +82,7 @@ void Group::attach(std::unique_ptr<Connection> connection) {
     const std::shared_ptr<Operation> asking =
         inquiry_ != nullptr ? collectives_.find(inquiry_->seq) : collectives_.earliest(&Operation::posted_at);
     if (asking != nullptr) probe(state.connection->peer(), *asking);
+    decisions_.attached(state.connection->peer());
   }
   flush_marked();
 }
@@ -121,6 +125,10 @@ FrameHandler::Verdict Group::on_header(Connection& connection, const FrameHeader
     fail(connection.peer(), who(connection.peer()) + " sent a frame on the wrong connection");
     return Verdict::kTake;
   }
+  if (header.type == FrameType::kArrived || header.type == FrameType::kDecided) {
+    decisions_.on_header(connection, header, to);
+    return Verdict::kTake;
+  }
   return collective ? collectives_.on_header(connection, header, to) : mailbox_.on_header(connection, header, to);
 }
 
@@ -159,7 +167,9 @@ void Group::on_frame(Connection& connection, const FrameHeader& header) {
     default:
       break;
   }
-  if (connection.lane() == Lane::kCollective) {
+  if (header.type == FrameType::kArrived || header.type == FrameType::kDecided) {
+    decisions_.on_frame(connection, header);
+  } else if (connection.lane() == Lane::kCollective) {
     collectives_.on_frame(connection, header);
   } else {
     mailbox_.on_frame(connection, header);
@@ -192,6 +202,7 @@ void Group::on_broken(Connection& connection, const std::string& reason) {
   lose(peer, peers_[peer].said_bye ? "has left the group" : reason + ": its process died");
   collectives_.forget(connection);
   mailbox_.forget(connection);
+  decisions_.forget(connection);
 }
 
 // A peer ends its connections one by one, and what it said before on another one may still be on its way: only what
@@ -201,7 +212,7 @@ void Group::lose(uint32_t peer, const std::string& reason) {
   if (!failure_.empty() || left_) return;
   if (inquiry_ != nullptr) return;  // conclude() knows more
   const bool needed = (gone(peer, Lane::kCollective) && collectives_.needs(peer)) ||
-                      (gone(peer, Lane::kMessages) && mailbox_.needs(peer));
+                      (gone(peer, Lane::kMessages) && (mailbox_.needs(peer) || decisions_.needs_all()));
   if (needed) return fail(peer, who(peer) + " " + peers_[peer].ending);
   // The end of a connection that is not read is not seen: it may lie behind more than the kernel holds.
   for (LaneState& lane : peers_[peer].lanes) {
@@ -231,6 +242,7 @@ void Group::fail(int64_t culprit, const std::string& reason) {
   engine_.introductions().forget(*this);
   inquiry_.reset();
   collectives_.fail(reason);
+  decisions_.fail();
   mailbox_.fail(reason);
 }
 
@@ -252,6 +264,7 @@ void Group::leave() {
   marked_.clear();
   engine_.introductions().forget(*this);
   collectives_.fail(failure_);
+  decisions_.fail();
   mailbox_.fail(failure_);
 }
 
@@ -313,6 +326,8 @@ Clock::time_point Group::tick(Clock::time_point now) {
     return now + kInquiryTime;
   }
   if (operation != nullptr) next = std::min(next, operation->deadline);
+  next = std::min({next, decisions_.tick(now), collectives_.tick(now)});
+  if (!failure_.empty()) return next;
   const std::shared_ptr<Message> message = mailbox_.earliest();
   if (message != nullptr && message->deadline <= now) {
     mailbox_.expire(message);

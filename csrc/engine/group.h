@@ -14,6 +14,7 @@
 
 #include "engine/collectives.h"
 #include "engine/connection.h"
+#include "engine/decisions.h"
 #include "engine/mailbox.h"
 #include "engine/operation.h"
 
@@ -36,7 +37,7 @@ struct Membership {
   std::vector<PeerAddress> addresses;  // by rank; known a little later than the rest
 };
 
-class Group final : public FrameHandler {
+class Group final : public FrameHandler, public std::enable_shared_from_this<Group> {
  public:
   Group(Engine& engine, Membership membership);
   ~Group();
@@ -46,6 +47,7 @@ class Group final : public FrameHandler {
   const Membership& membership() const { return membership_; }
   Engine& engine() { return engine_; }
   Collectives& collectives() { return collectives_; }
+  Decisions& decisions() { return decisions_; }
   Mailbox& mailbox() { return mailbox_; }
   const std::string& failure() const { return failure_; }
 
@@ -92,6 +94,7 @@ class Group final : public FrameHandler {
   void on_frame(Connection& connection, const FrameHeader& header) override;
   void on_sent(Connection& connection, const OutFrame& frame) override;
   void on_room(Connection& connection) override;
+  void on_flushed() override { flush_marked(); }
   void on_broken(Connection& connection, const std::string& reason) override;
 
  private:
@@ -122,6 +125,7 @@ class Group final : public FrameHandler {
   Membership membership_;
   std::vector<Peer> peers_;
   Collectives collectives_;
+  Decisions decisions_;
   Mailbox mailbox_;
   std::vector<Connection*> marked_;
   std::map<const Connection*, std::vector<uint8_t>> error_texts_;

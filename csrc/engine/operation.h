@@ -7,6 +7,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,12 +30,21 @@ struct Place {
   uint64_t bytes = 0;
 };
 
+// How a collective is run once that is known.
+struct Prepared {
+  std::shared_ptr<const Program> program;
+  std::vector<Place> places;
+};
+
 struct Operation {
   // Set by the caller.
   Call call;
   std::shared_ptr<const Program> program;
   std::vector<Place> places;  // one a chunk; those the rank does not touch may be empty
   std::chrono::milliseconds timeout{0};
+  // Set instead of program and places where the operation awaits a decision (decisions.h): makes both from the choice,
+  // or returns nothing if that would take long and `may_wait` is false. It throws where the choice makes no sense.
+  std::function<std::optional<Prepared>(const std::string& choice, bool may_wait)> prepare;
   std::vector<ScratchPool::Buffer> memory;  // of places that are nobody's tensor
   // Called once by the progress thread or the posting one. The first makes the result final; the second gets an empty
   // string, or what went wrong.
@@ -42,6 +53,7 @@ struct Operation {
 
   // Set by the engine.
   uint64_t seq = 0;
+  uint64_t turn = 0;  // its number among those that await a decision
   Clock::time_point posted_at, deadline;
   Clock::time_point ask_at;  // when to ask those it waits for whether they are in the same collective
   Reduction reduction = nullptr;
@@ -54,6 +66,8 @@ struct Operation {
   };
   std::vector<Progress> progress;  // one an access
   uint32_t left = 0;               // accesses not done
+  // Of a program that sends in order: reads with bytes that are ready, and not with the kernel yet, by step.
+  std::set<std::pair<uint32_t, uint32_t>> sending;
 
   // Bytes that have arrived (or can be pulled) before they may be written.
   struct Block {
@@ -64,6 +78,7 @@ struct Operation {
   };
   std::map<uint32_t, std::deque<Block>> arrived, pullable;
 
+  bool awaits() const { return program == nullptr; }
   std::string title() const { return std::string(name(call.kind)) + " #" + std::to_string(seq); }
 };
 

@@ -21,12 +21,13 @@ struct Touch {
 }  // namespace
 
 Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest, std::string name,
-                 std::span<const Row> rows)
+                 std::span<const Row> rows, bool in_order)
     : rank_(rank),
       num_ranks_(num_ranks),
       num_chunks_(num_chunks),
       digest_(digest),
       name_(std::move(name)),
+      in_order_(in_order),
       written_(num_chunks) {
   if (rank >= num_ranks || num_chunks == 0) throw std::invalid_argument("a program needs a rank and chunks");
   std::vector<Touch> touches;
@@ -61,6 +62,7 @@ Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_
       Access access;
       access.chunk = touch.chunk;
       access.peer = touch.peer;
+      access.step = touch.step;
       access.wire = touch.wire;
       access.write = touch.write;
       access.reduce = touch.reduce;

@@ -22,6 +22,7 @@ namespace paceline {
 struct Access {
   uint32_t chunk = 0;
   uint32_t peer = 0;
+  uint32_t step = 0;
   uint32_t wire = 0;  // its number among all transfers from the sender to the receiver: the same on both sides
   bool write = false;
   bool reduce = false;
@@ -46,13 +47,16 @@ class Program {
  public:
   // Throws std::invalid_argument when rows are out of range. `name` says which algorithm it is, for people.
   Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest, std::string name,
-          std::span<const Row> rows);
+          std::span<const Row> rows, bool in_order = false);
 
   uint32_t rank() const { return rank_; }
   uint32_t num_ranks() const { return num_ranks_; }
   uint32_t num_chunks() const { return num_chunks_; }
   uint64_t digest() const { return digest_; }
   const std::string& name() const { return name_; }
+  // Whether what is ready to be sent goes in the order of its steps, whoever it is for: where a schedule lives by its
+  // rounds, sends that share the port would make one another late.
+  bool in_order() const { return in_order_; }
 
   const std::vector<Access>& accesses() const { return accesses_; }
 
@@ -71,6 +75,7 @@ class Program {
   uint32_t rank_, num_ranks_, num_chunks_;
   uint64_t digest_;
   std::string name_;
+  bool in_order_;
   std::vector<Access> accesses_;
   std::vector<Peer> peers_;
   std::vector<bool> written_;

@@ -33,6 +33,12 @@ std::string Call::text() const {
   return text + ")";
 }
 
+bool Call::fits(const Call& other) const {
+  Call same = other;
+  if (schedule == 0 || other.schedule == 0) same.schedule = schedule;
+  return *this == same;
+}
+
 void encode(const FrameHeader& header, std::span<uint8_t, kFrameHeaderBytes> out) {
   ByteWriter writer(out.data());
   writer.put(kMagic);
@@ -57,7 +63,7 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   ByteReader reader(bytes.data());
   if (reader.get<uint16_t>() != kMagic) return false;
   const auto type = reader.get<uint8_t>();
-  if (type < static_cast<uint8_t>(FrameType::kData) || type > static_cast<uint8_t>(FrameType::kBye)) return false;
+  if (type < static_cast<uint8_t>(FrameType::kData) || type > static_cast<uint8_t>(FrameType::kDecided)) return false;
   if (reader.get<uint8_t>() != 0) return false;
   header->type = static_cast<FrameType>(type);
   header->id = reader.get<uint32_t>();
@@ -74,6 +80,7 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   header->call.count = reader.get<uint64_t>();
   header->call.schedule = reader.get<uint64_t>();
   if (header->type == FrameType::kError && header->length > kMaxErrorBytes) return false;
+  if (header->type == FrameType::kDecided && header->length > kMaxChoiceBytes) return false;
   // No sum of offset and length may wrap around.
   constexpr uint64_t kMost = uint64_t{1} << 62;
   return header->offset < kMost && header->length < kMost && header->total < kMost;

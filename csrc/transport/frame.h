@@ -12,6 +12,8 @@
 //   status    answer to probe               none          `seq` = highest collective called; `call` = that call
 //   error     any -> all                    text          the group has failed; `id` is the rank to blame
 //   bye       any -> all                    none          an orderly end
+//   arrived   any -> coordinator            none          the sender has called `seq`, its decision number `offset`
+//   decided   coordinator -> all            the choice    decisions number `offset` to `seq` are this choice
 #pragma once
 
 #include <cstdint>
@@ -34,6 +36,8 @@ enum class FrameType : uint8_t {
   kStatus = 9,
   kError = 10,
   kBye = 11,
+  kArrived = 12,
+  kDecided = 13,
 };
 
 // The collectives by number; the names and their meaning are those of paceline.ir.collective.Kind.
@@ -62,6 +66,8 @@ struct Call {
   uint64_t schedule = 0;  // digest of the schedule that runs it
 
   bool operator==(const Call&) const = default;
+  // The same but for the schedule, where one side does not know it yet.
+  bool fits(const Call& other) const;
   std::string text() const;  // "allreduce(float32[1000], sum)"
 };
 
@@ -77,12 +83,14 @@ struct FrameHeader {
 
   // Whether payload follows the header on the stream.
   bool has_payload() const {
-    return type == FrameType::kData || type == FrameType::kMessage || type == FrameType::kError;
+    return type == FrameType::kData || type == FrameType::kMessage || type == FrameType::kError ||
+           type == FrameType::kDecided;
   }
 };
 
 constexpr size_t kFrameHeaderBytes = 72;
 constexpr uint64_t kMaxErrorBytes = 1 << 16;
+constexpr uint64_t kMaxChoiceBytes = 1 << 12;
 
 void encode(const FrameHeader& header, std::span<uint8_t, kFrameHeaderBytes> out);
 

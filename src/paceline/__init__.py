@@ -13,6 +13,7 @@ An algorithm is data. Make a schedule, prove it, price it::
 from typing import TYPE_CHECKING, Any
 
 from paceline.algorithms import ALGORITHMS, algorithm, prove
+from paceline.backend import arrivals
 from paceline.errors import (
     FileFormatError,
     PacelineError,
@@ -55,6 +56,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "algorithm",
+    "arrivals",
     "compare",
     "cost",
     "load",

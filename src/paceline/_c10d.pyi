@@ -9,11 +9,20 @@ import numpy.typing as npt
 from torch._C._distributed_c10d import Backend as TorchBackend
 from torch._C._distributed_c10d import Store
 
+from paceline.planner import Planner
+
 class Program:
     """What one rank does in a schedule."""
 
     def __init__(
-        self, rank: int, num_ranks: int, num_chunks: int, digest: int, name: str, rows: npt.NDArray[np.int64]
+        self,
+        rank: int,
+        num_ranks: int,
+        num_chunks: int,
+        digest: int,
+        name: str,
+        rows: npt.NDArray[np.int64],
+        in_order: bool = False,
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -36,10 +45,9 @@ class Backend(TorchBackend):
         timeout: timedelta,
         engine: Engine,
         host: str,
-        make_planner: Callable[
-            [int, int, Any, Sequence[str], Callable[[int, int, int], float]], Callable[[str, int, int, bool], Program]
-        ],
+        make_planner: Callable[[int, int, Any, Sequence[str], Callable[[int, int, int], float]], Planner],
     ) -> None: ...
+    def arrivals(self) -> list[tuple[int, int, int, str, tuple[float, ...]]]: ...
     def chosen(self) -> list[str]: ...
 
 def set_log_level(level: int) -> None: ...

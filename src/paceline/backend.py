@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ from paceline.config import LOG_LEVELS, Config
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline._c10d import Backend, Engine, Program
+    from paceline._c10d import Backend, Engine
+    from paceline.observe.arrivals import Arrival
     from paceline.observe.links import Exchange
+    from paceline.planner import Planner
 
 _engines: dict[tuple[str, bool, int], Engine] = {}
 _lock = threading.Lock()
@@ -64,14 +66,11 @@ def _engine(config: Config) -> Engine:
         return _engines[key]
 
 
-def _planner(
-    config: Config, rank: int, size: int, store: Any, hosts: Sequence[str], exchange: Exchange
-) -> Callable[[str, int, int, bool], Program]:
-    """Measures the links, if there are any, and turns requests of the backend into programs of this rank."""
-    from paceline.executors.native import program
-    from paceline.ir.collective import Collective, Kind
+def _planner(config: Config, rank: int, _size: int, store: Any, hosts: Sequence[str], exchange: Exchange) -> Planner:
+    """Measures the links, if there are any, and makes what turns requests of the backend into programs of this rank."""
     from paceline.observe.links import measure
-    from paceline.policy.select import cluster_of, select
+    from paceline.planner import Planner
+    from paceline.policy.select import cluster_of
 
     rate_bytes_per_s: float | Sequence[float] | None = config.rate_bytes_per_s
     latency_s = config.latency_s
@@ -79,18 +78,25 @@ def _planner(
         links = measure(rank, hosts, exchange, store)
         rate_bytes_per_s = links.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
         latency_s = links.latency_s if latency_s is None else latency_s
-    cluster = cluster_of(hosts, rate_bytes_per_s=rate_bytes_per_s, latency_s=latency_s)
-
-    def plan(kind: str, root: int, size_bytes: int, exact: bool) -> Program:
-        collective = Collective(Kind(kind), size, root)
-        chosen = select(collective, cluster, size_bytes, exact=exact, wanted=config.algorithms)
-        return program(chosen.proof, rank)
-
-    return plan
+    return Planner(config, rank, cluster_of(hosts, rate_bytes_per_s=rate_bytes_per_s, latency_s=latency_s))
 
 
 def chosen_algorithms(group: Any = None) -> list[str]:
     """Which algorithm runs each kind of collective a process group has used so far, one line each."""
+    return _backend(group).chosen()
+
+
+def arrivals(group: Any = None) -> list[Arrival]:
+    """Who arrived when at the last (about 1000) large all-reduces of a process group; empty but on its rank 0.
+
+    :func:`paceline.observe.arrivals.lateness` and ``metrics`` make numbers of it.
+    """
+    from paceline.observe.arrivals import arrival
+
+    return [arrival(record) for record in _backend(group).arrivals()]
+
+
+def _backend(group: Any) -> Backend:
     import torch
     import torch.distributed as dist
 
@@ -99,4 +105,4 @@ def chosen_algorithms(group: Any = None) -> list[str]:
     backend = (group or dist.distributed_c10d._get_default_group())._get_backend(torch.device("cpu"))
     if not isinstance(backend, Backend):
         raise UsageError(f"this process group runs on {backend.name()}, not on paceline")
-    return backend.chosen()
+    return backend

@@ -1,18 +1,22 @@
 """Settings of a process, and the only reader of ``PACELINE_*`` variables.
 
-=====================  ====================================================================================  =======
-variable               meaning                                                                               default
-=====================  ====================================================================================  =======
-PACELINE_ALGORITHM     which algorithm runs a collective: ``ring`` for all that can, or by collective,       chosen by
-                       ``allreduce:ring,broadcast:chain``; the same on all ranks                             cost
-PACELINE_IFNAME        the network interface to listen on; GLOO_SOCKET_IFNAME is taken where it is not set   by the
-                                                                                                             host's name
-PACELINE_TRANSPORT     ``auto``: ranks of one host read each other's memory, others use TCP; ``tcp``: all    auto
-                       use TCP
-PACELINE_RATE          what a rank can send and receive, like ``10gbit``: measured where it is not set       measured
-PACELINE_LATENCY       what one message costs besides its bytes, like ``50us``                               measured
-PACELINE_LOG           what the core says on standard error: debug, info, warning, error or off              warning
-=====================  ====================================================================================  =======
+======================  ====================================================================================  =======
+variable                meaning                                                                               default
+======================  ====================================================================================  =======
+PACELINE_ALGORITHM      which algorithm runs a collective: ``ring`` for all that can, or by collective,       chosen by
+                        ``allreduce:ring,broadcast:chain``; the same on all ranks                             cost
+PACELINE_IFNAME         the network interface to listen on; GLOO_SOCKET_IFNAME is taken where it is not set   by the
+                                                                                                              host name
+PACELINE_TRANSPORT      ``auto``: ranks of one host read each other's memory, others use TCP; ``tcp``: all    auto
+                        use TCP
+PACELINE_RATE           what a rank can send and receive, like ``10gbit``: measured where it is not set       measured
+PACELINE_LATENCY        what one message costs besides its bytes, like ``50us``                               measured
+PACELINE_LATE           ``auto``: ranks that arrive late are found, and large all-reduces planned around      auto
+                        them; ``off``: never; ``3`` or ``2:400,5:1200``: always for these ranks of a group
+                        (and milliseconds, where known)
+PACELINE_DETERMINISTIC  ``1``: no decision depends on timing, so runs have the same bits                      0
+PACELINE_LOG            what the core says on standard error: debug, info, warning, error or off              warning
+======================  ====================================================================================  =======
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from paceline.errors import UsageError
-from paceline.ir.collective import Kind
+from paceline.ir.collective import MAX_RANKS, Kind
+from paceline.policy.stragglers import parse
 from paceline.units import parse_duration, parse_rate
 
 _T = TypeVar("_T")
@@ -41,6 +46,8 @@ class Config:
     rate_bytes_per_s: float | None = None
     latency_s: float | None = None
     log_level: str = "warning"
+    late: str = "auto"
+    deterministic: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -52,6 +59,9 @@ class Config:
         log_level = env.get("PACELINE_LOG", "warning").lower()
         if log_level not in LOG_LEVELS:
             raise UsageError(f"PACELINE_LOG is one of {', '.join(LOG_LEVELS)}, not {log_level!r}")
+        deterministic = env.get("PACELINE_DETERMINISTIC") or "0"
+        if deterministic not in ("0", "1"):
+            raise UsageError(f"PACELINE_DETERMINISTIC is 0 or 1, not {deterministic!r}")
         return cls(
             algorithms=_read(env, "PACELINE_ALGORITHM", _parse_algorithms) or {},
             interface=env.get("PACELINE_IFNAME") or env.get("GLOO_SOCKET_IFNAME", ""),
@@ -59,6 +69,8 @@ class Config:
             rate_bytes_per_s=_read(env, "PACELINE_RATE", parse_rate),
             latency_s=_read(env, "PACELINE_LATENCY", parse_duration),
             log_level=log_level,
+            late=_read(env, "PACELINE_LATE", _parse_late) or "auto",
+            deterministic=deterministic == "1",
         )
 
 
@@ -70,6 +82,14 @@ def _read(env: Mapping[str, str], name: str, parse: Callable[[str], _T]) -> _T |
         return parse(env[name])
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def _parse_late(text: str) -> str:
+    """``auto``, ``off``, or late ranks as a choice has them."""
+    late = text.strip().lower().replace(" ", "")
+    if late not in ("auto", "off"):
+        parse(late, MAX_RANKS)
+    return late
 
 
 def _parse_algorithms(text: str) -> dict[Kind | None, str]:

@@ -76,7 +76,7 @@ TEST(Frame, RejectsWhatIsNoFrame) {
     broken[at] ^= 0x10;
     EXPECT_FALSE(read(broken, &got)) << at;
   }
-  for (const uint8_t type : {0, 12, 255}) {
+  for (const uint8_t type : {0, 14, 255}) {
     FrameBytes broken = bytes;
     broken[2] = type;
     EXPECT_FALSE(read(broken, &got)) << int{type};

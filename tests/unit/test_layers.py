@@ -58,7 +58,7 @@ def test_public_surface_is_sorted_and_frozen() -> None:
     assert set(paceline.__all__) == {
         "ALGORITHMS", "Cluster", "Collective", "Cost", "DataParallel", "FileFormatError", "Host", "Kind", "PacelineError",
         "Plan", "Proof", "ProofError", "Schedule", "ScheduleError", "Transfer", "Transfers", "UnsupportedError", "UsageError",
-        "algorithm", "compare", "cost", "load", "plan", "prove", "save", "verify",
+        "algorithm", "arrivals", "compare", "cost", "load", "plan", "prove", "save", "verify",
     }  # fmt: skip
 
 

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from paceline._c10d import Program
 
 
-def program(proof: Proof, rank: int) -> Program:
-    """The program of one rank. Only proofs are taken, so nothing unproven reaches a wire."""
+def program(proof: Proof, rank: int, name: str | None = None, *, in_order: bool = False) -> Program:
+    """The program of one rank, named for people. Only proofs are taken, so nothing unproven reaches a wire.
+
+    ``in_order`` has the engine send what is ready in the order of its steps, whoever it is for.
+    """
     from paceline._c10d import Program
 
     schedule = proof.schedule
@@ -28,8 +31,9 @@ def program(proof: Proof, rank: int) -> Program:
         num_ranks=schedule.num_ranks,
         num_chunks=schedule.num_chunks,
         digest=int(schedule.digest[:16], 16),
-        name=schedule.algorithm,
+        name=schedule.algorithm if name is None else name,
         rows=rows(schedule, rank),
+        in_order=in_order,
     )
 
 

@@ -1,6 +1,7 @@
 // A member of a group of two that says anything at all while the other has a collective, a send and a receive in
-// flight. Frames are made to fit, except for the fields that the input changes, so that they get far into the engine.
-// Whatever happens, all three end soon after the stream does, and no byte outside their buffers is touched.
+// flight, or a collective that awaits a decision. Frames are made to fit, except for the fields that the input changes,
+// so that they get far into the engine. Whatever happens, all three end soon after the stream does, and no byte outside
+// their buffers is touched.
 #include <chrono>
 #include <memory>
 #include <vector>
@@ -19,14 +20,16 @@ void say(testing::Impostor& impostor, testing::Input& input, const Call& call, u
   FrameHeader header;
   const uint8_t type = input.byte();
   if (type >= 0xf0) return impostor.send(input.take(input.byte()));  // no frame at all
-  header.type = static_cast<FrameType>(1 + type % 11);
+  header.type = static_cast<FrameType>(1 + type % 13);
   const uint8_t changed = input.byte();
   const bool collective = header.type <= FrameType::kPosted;
+  const bool decides = header.type >= FrameType::kArrived;
   header.seq = collective || header.type >= FrameType::kProbe ? 1 : 0;
   header.call = call;
   header.total = bytes;
   header.offset = header.type == FrameType::kPulled ? bytes : *moved;
-  header.length = header.type == FrameType::kError ? 5 : bytes - *moved;
+  header.length = header.type == FrameType::kError ? 5 : header.type == FrameType::kDecided ? 1 : bytes - *moved;
+  if (decides) header.offset = 1;
   if ((changed & 1) != 0) header.id = static_cast<uint32_t>(input.number(4));
   if ((changed & 2) != 0) header.seq = input.number(2);
   if ((changed & 4) != 0) header.offset = input.number(4);
@@ -88,11 +91,27 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return message;
   };
   const bool messages = (choices & 8) != 0;
+  const bool awaits = messages && (choices & 32) != 0;  // decisions are told where messages are
+  if (awaits) {
+    Decisions::Rules rules;
+    rules.enabled = true;
+    rules.least_patience = std::chrono::milliseconds((choices & 64) != 0 ? 1 : 10000);
+    rules.most_missing = 1;
+    engine.decide_by(group, rules);
+  }
   const auto post = [&] {
     if (messages) {
       engine.send(group, message(buffers->out));
       engine.receive(group, message(buffers->in));
-    } else {
+    }
+    if (awaits) {
+      operation->prepare = [ready = Prepared{operation->program, operation->places}](const std::string&, bool) {
+        return std::optional(ready);
+      };
+      operation->program = nullptr;
+      operation->places.clear();
+    }
+    if (awaits || !messages) {
       operation->on_done = watch();
       engine.post(group, operation, true);
     }
@@ -102,7 +121,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     testing::require(impostor.introduce(member, 0, messages ? Lane::kMessages : Lane::kCollective),
                      "a member that is not welcome");
     Call call = operation->call;
-    call.schedule = operation->program->digest();
+    call.schedule = awaits ? 0 : operation->program->digest();
     uint64_t moved = 0;
     const uint64_t chunk = operation->places[0].bytes;
     if ((choices & 16) != 0) say(impostor, input, call, messages ? bytes : chunk, &moved);  // before the call

@@ -1,0 +1,167 @@
+"""All-reduce with late ranks in the lab: what remains after the last arrival, against own ring, Gloo and the limit.
+
+    python benchmarks/late_ranks.py [ROW ...] [--reps 3] [--mb 64]
+
+Needs root (docs/lab.md). Every row is one set of processes on hosts of 500 Mbit/s; contenders take turns in it.
+*Exposed* is from the last rank's call to the last rank's end, on the machine's one clock; *limit* is one buffer over a
+port, headers included. Each result is checked: the right sum, the same bits on all ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from paceline.ir.cluster import ETHERNET_WIRE_FACTOR
+
+RATE_BYTES_PER_S = 62.5e6
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hosts, who is late by how many buffer times, and the contenders: PACELINE_LATE, or gloo."""
+
+    name: str
+    ranks: int
+    late: dict[int, float]
+    contenders: tuple[str, ...]
+    bound: float = 1.0
+    warm_up: int = 1
+    sizes_mb: tuple[float, ...] = field(default=())
+
+
+def _single(ranks: int) -> Row:
+    late = min(3, ranks - 1)
+    return Row(f"n={ranks}, rank {late} late", ranks, {late: 1.9}, (f"{late}", "off", "gloo"))
+
+
+ROWS = {
+    "n8": _single(8),
+    "n7": _single(7),
+    "n6": _single(6),
+    "n5": _single(5),
+    "n3": _single(3),
+    "announced": Row("n=8, rank 3 late now and then", 8, {3: 3.0}, ("auto", "off"), warm_up=0),
+    "together": Row("n=8, 3 and 5 late together", 8, {3: 1.9, 5: 1.9}, ("3,5", "off", "gloo"), bound=9 / 8),
+    "apart": Row("n=8, 3 and 5 late, one buffer apart", 8, {3: 1.0, 5: 2.0}, ("3:1120,5:2240", "off")),
+    **{
+        f"sweep{d:g}": Row(f"n=8, rank 3 late {d:g} buffers", 8, {3: d}, ("auto", "off"), warm_up=8)
+        for d in (0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
+    },
+    "mixed": Row("n=8, nobody late, mixed sizes", 8, {}, ("auto", "off"), sizes_mb=(0.001, 0.1, 1, 2, 4, 8, 16)),
+}
+
+
+def limit_s(size_bytes: float) -> float:
+    """One buffer over a port."""
+    return size_bytes * ETHERNET_WIRE_FACTOR / RATE_BYTES_PER_S
+
+
+def rank_process(task: dict[str, Any]) -> None:
+    """One rank: for each repetition and contender, meet, be late, reduce; prints times of call and end."""
+    import torch
+    import torch.distributed as dist
+
+    from paceline.backend import arrivals, chosen_algorithms
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    groups = {}
+    for contender in task["contenders"]:
+        if contender != "gloo":
+            os.environ["PACELINE_LATE"] = contender
+        groups[contender] = dist.new_group(backend="gloo" if contender == "gloo" else "paceline")
+    late_s = task["late_s"].get(str(rank), 0.0)
+    for count in task["counts"]:
+        data = torch.empty(count)
+        for repetition in range(-task["warm_up"], task["reps"]):
+            times = {}
+            for name, group in groups.items():
+                data.fill_(rank + 1.0)
+                data[::1000] = rank / 7
+                dist.barrier()
+                time.sleep(late_s)
+                called = time.monotonic()
+                dist.all_reduce(data, group=group)
+                times[name] = called, time.monotonic(), float(data[1]), hash(data[::1000].numpy().tobytes())
+                assert data[1] == size * (size + 1) / 2, data[1]
+            if repetition >= 0:
+                print(json.dumps({"count": count, "times": times}), flush=True)
+    for name, group in groups.items():
+        if name != "gloo" and rank == 0:
+            lines = [line for line in chosen_algorithms(group) if "allreduce" in line]
+            late = sum(one.choice != "" for one in arrivals(group))
+            print(json.dumps({"chosen": {name: lines}, "late_choices": late}), flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+def run(row: Row, reps: int, size_bytes: int) -> tuple[list[tuple[int, dict[str, float]]], list[Any]]:
+    """Median exposed seconds of each contender, by size; and what was chosen."""
+    from paceline.lab import Lab
+
+    counts = [int(mb * 250_000) for mb in row.sizes_mb] or [size_bytes // 4]
+    buffer_s = limit_s(size_bytes)
+    task = {
+        "contenders": row.contenders,
+        "late_s": {str(rank): late * buffer_s for rank, late in row.late.items()},
+        "counts": counts,
+        "warm_up": row.warm_up,
+        "reps": reps,
+    }
+    command = [sys.executable, str(Path(__file__).resolve()), "--rank-process", json.dumps(task)]
+    env = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    with Lab(hosts=row.ranks) as lab:
+        ranks = [host.popen(command, env=env, stdout=subprocess.PIPE, text=True) for host in lab.hosts]
+        said = [rank.communicate(timeout=280)[0].splitlines() for rank in ranks]
+    lines = [[json.loads(line) for line in text] for text in said]
+    found: dict[int, dict[str, list[float]]] = {count: {} for count in counts}
+    for turn in zip(*[[line for line in mine if "times" in line] for mine in lines], strict=True):
+        for name in row.contenders:
+            times = [line["times"][name] for line in turn]
+            assert len({one[3] for one in times}) == 1, f"{name}: the ranks have different bits"
+            exposed = max(one[1] for one in times) - max(one[0] for one in times)
+            found[turn[0]["count"]].setdefault(name, []).append(exposed)
+    chosen = [line for mine in lines for line in mine if "chosen" in line]
+    return [(count, {name: median(values) for name, values in found[count].items()}) for count in counts], chosen
+
+
+def main() -> None:
+    """Run the rows named, or all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("rows", nargs="*")
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--mb", type=float, default=64)
+    parser.add_argument("--rank-process", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_process:
+        rank_process(options.rank_process)
+        return
+    for name in options.rows or ROWS:
+        row = ROWS[name]
+        results, chosen = run(row, options.reps, int(options.mb * 1e6))
+        for count, exposed_s in results:
+            best = exposed_s[row.contenders[0]]
+            limit = limit_s(4 * count) * row.bound
+            against = ", ".join(f"{other}: {exposed_s[other] / best:.3f}x" for other in row.contenders[1:])
+            print(
+                f"{row.name}, {4 * count / 1e6:g} MB: {row.contenders[0]} {best * 1e3:.1f} ms, "
+                f"{best / limit:.3f} of the limit; against {against}",
+                flush=True,
+            )
+        for line in chosen:
+            for contender, algorithms in line["chosen"].items():
+                print(f"    {contender}: {'; '.join(algorithms)} ({line['late_choices']} choices for late ranks)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What the C++ backend asks of one process group: programs for its requests, rules and forecasts for late ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paceline.config import Config
+from paceline.executors.native import program
+from paceline.ir.cluster import Cluster
+from paceline.ir.collective import Collective, Kind
+from paceline.observe.arrivals import Arrival, Raw, arrival, lateness, news
+from paceline.policy import stragglers
+from paceline.policy.planning import Plan
+from paceline.policy.select import select
+
+if TYPE_CHECKING:
+    from paceline._c10d import Program
+
+_log = logging.getLogger("paceline")
+_HISTORY = 64
+
+
+class Planner:
+    """The planner of one group on one rank. All ranks have the same cluster and settings, so all plan the same."""
+
+    def __init__(self, config: Config, rank: int, cluster: Cluster) -> None:
+        self._config = config
+        self._rank = rank
+        self._cluster = cluster
+        self._always = "" if config.late in ("auto", "off") else stragglers.within(config.late, cluster.num_ranks)
+        asked_for = Kind.ALL_REDUCE in config.algorithms or None in config.algorithms
+        waits = config.late == "auto" and not config.deterministic and not asked_for
+        self.rules = stragglers.rules(cluster) if waits else None
+        self._history: deque[Arrival] = deque(maxlen=_HISTORY)
+        self._late_s: dict[int, float] = {}
+        self._known_late: frozenset[int] = frozenset()
+
+    def __call__(self, kind: str, root: int, size_bytes: int, exact: bool, choice: str) -> Program:
+        """This rank's program for a request."""
+        collective = Collective(Kind(kind), self._cluster.num_ranks, root)
+        plain = select(collective, self._cluster, size_bytes, exact=exact, wanted=self._config.algorithms)
+        chosen = stragglers.decide(collective, self._cluster, size_bytes, choice or self._always, plain)
+        if chosen is plain:
+            return program(plain.proof, self._rank)
+        return program(chosen.proof, self._rank, name=_title(chosen), in_order=True)
+
+    def forecast(self, records: Sequence[Raw]) -> str:
+        """On rank 0, with what was seen since the last time: the choice for collectives to come."""
+        self._history.extend(map(arrival, records))
+        self._known_late, lines = news(self._known_late, lateness(list(self._history)))
+        for line in lines:
+            _log.warning(line)
+        seen = [stragglers.Seen(one.size_bytes, one.late_s) for one in self._history]
+        self._late_s = stragglers.forecast(seen, self._late_s, self._cluster)
+        return stragglers.spell(self._late_s)
+
+
+def _title(plan: Plan) -> str:
+    """Like "stragglar(late=3, pieces=16)"."""
+    shown = {name: value for name, value in plan.parameters.items() if name != "arrivals"}
+    return f"{plan.algorithm}({', '.join(f'{name}={value}' for name, value in shown.items())})"
