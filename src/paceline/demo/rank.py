@@ -76,7 +76,7 @@ def _say(message: Message) -> None:
 
 
 def _end_with_controller() -> None:
-    sys.stdin.buffer.read()
+    os.read(0, 1)  # without the lock of sys.stdin, which a daemon thread must not hold at the end
     os._exit(1)
 
 

@@ -44,9 +44,9 @@ class DDPWatch:
         self._waits: Waits = []
         self._launched_s = 0.0
         self._num_ranks = dist.get_world_size()
-        model.register_comm_hook(None, self._all_reduce)
+        model.register_comm_hook(None, lambda _, bucket: self._all_reduce(bucket))  # DDP reads no postponed annotations
 
-    def _all_reduce(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _all_reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         launched_s = self._launched_s = time.perf_counter()
         work = dist.all_reduce(bucket.buffer().div_(self._num_ranks), async_op=True)
 
