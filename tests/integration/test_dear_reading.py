@@ -135,7 +135,9 @@ def test_updates_wait_for_their_use_in_the_order_learnt(sharded: bool) -> None:
         assert line.startswith("step 4: communication ")
         assert "hidden" in line
         assert "exposed" in line
-        assert sorted(operation for operation, _ in flights) == sorted(["reduce-scatter", "all-gather"] * len(names))
+        assert sorted(operation for operation, _ in flights) == sorted(
+            ["reduce-scatter", "all-gather"] * len(names) + ["agreement"]
+        )
         assert all(done for _, done in flights)
 
 

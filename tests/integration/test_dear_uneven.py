@@ -238,8 +238,7 @@ def test_compiled_modules() -> None:
 
 
 def tunes(me: Member, folder: str) -> tuple[int, list[int], bool]:
-    """The threshold is searched in at most 60 iterations; all ranks follow rank 0; weights are those of any
-    threshold."""
+    """A search of at most 60 iterations; all ranks follow rank 0; weights are those of any threshold."""
     plain, optimizer = dear("mlp", "adamw", sharded=True, bucket_mb=25.0)
     fit(plain, optimizer, "mlp", me, 60)
     wanted = weights(plain)

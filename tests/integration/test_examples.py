@@ -33,6 +33,13 @@ def test_ddp(tmp_path: Path) -> None:
     assert "algorithms: allreduce" in out
 
 
+def test_dear_beside_ddp(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    out = _run(*launcher, str(ROOT / "examples" / "train_dear.py"), "--steps", "31", "--sharded", cwd=tmp_path)
+    assert "largest difference of a weight: 0.0e+00" in out
+    assert "step 30: communication " in out or "step 29: communication " in out
+
+
 def test_schedule_benchmark_measures_a_case(tmp_path: Path) -> None:
     out = _run(
         str(ROOT / "benchmarks" / "schedules.py"), "--only", "StragglAR, n = 64, k = 4", "--repeats", "1", cwd=tmp_path

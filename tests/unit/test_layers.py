@@ -57,9 +57,10 @@ def test_public_surface_is_sorted_and_frozen() -> None:
     for name in paceline.__all__:
         assert hasattr(paceline, name)
     assert set(paceline.__all__) == {
-        "ALGORITHMS", "Cluster", "Collective", "Cost", "DataParallel", "FileFormatError", "Host", "Kind", "PacelineError",
-        "Plan", "Proof", "ProofError", "Schedule", "ScheduleError", "Transfer", "Transfers", "UnsupportedError", "UsageError",
-        "algorithm", "arrivals", "compare", "cost", "load", "plan", "prove", "save", "verify",
+        "ALGORITHMS", "Cluster", "Collective", "Cost", "DataParallel", "FileFormatError", "Host", "Kind",
+        "PacelineError", "Plan", "Proof", "ProofError", "Schedule", "ScheduleError", "Transfer", "Transfers",
+        "UnsupportedError", "UsageError", "algorithm", "arrivals", "compare", "cost", "load", "plan", "prove", "save",
+        "verify",
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from paceline.train.dear.guard import Guard
 from paceline.train.dear.overlap import Recorder
 
 OPERATION = "reduce-scatter"
+AGREEMENT = "agreement"
 
 
 class BackPipe:
@@ -168,7 +169,7 @@ class BackPipe:
             )
 
     def flush(self, decision: Callable[[], Decision | None]) -> Agreement:
-        """Let everything leave and agree on it; afterwards only :meth:`settle` remains."""
+        """Let everything leave, agree on it, and wait until the shards have the means of all ranks' gradients."""
         self.launch_rest()
         if self._agreement is None or self._dirty:
             self._dirty = False
@@ -178,7 +179,11 @@ class BackPipe:
                 for index, one in zip(bucket.indexes, bucket.used, strict=True):
                     used[index] = one or self._gradient(index) is not None
             said = torch.tensor(words(used, residual, decision()), dtype=torch.int64, device=self._device)
-            dist.all_reduce(said, group=self._groups.reduce)
+            self._recorder.launched(AGREEMENT, 0, said.numel() * said.element_size())
+            work = dist.all_reduce(said, group=self._groups.reduce, async_op=True)
+            for bucket in reversed(self._buckets):
+                self.settle(bucket)
+            self._wait(AGREEMENT, 0, cast(dist.Work, work))
             self._agreement = agreement(said.tolist(), len(self._parameters))
             for bucket, late in zip(self._buckets, self._agreement.residual, strict=True):
                 bucket.used = [self._agreement.used[index] for index in bucket.indexes]
@@ -198,7 +203,6 @@ class BackPipe:
         return any(self._gradient(index) is not None for index in bucket.indexes)
 
     def _second_round(self, bucket: Bucket) -> None:
-        self.settle(bucket)
         first = bucket.shard.clone()
         self._send(bucket)
         self.settle(bucket)
@@ -208,12 +212,15 @@ class BackPipe:
         """Wait until the shard has the mean of all ranks' gradients."""
         if bucket.reduction is None:
             return
-        began_s, was_done = time.perf_counter(), bucket.reduction.is_completed()
-        bucket.reduction.wait()
-        self._recorder.waited(OPERATION, bucket.number, began_s, was_done)
+        self._wait(OPERATION, bucket.number, bucket.reduction)
         bucket.reduction = None
         if self.divisor != 1:
             bucket.shard.mul_(1.0 / self.divisor)
+
+    def _wait(self, operation: str, number: int, work: dist.Work) -> None:
+        began_s, was_done = time.perf_counter(), work.is_completed()
+        work.wait()
+        self._recorder.waited(operation, number, began_s, was_done)
 
     def settled(self, gathered: bool) -> None:
         """The round is over: its gradients were used, or handed back, or dropped."""
@@ -224,7 +231,6 @@ class BackPipe:
         """Drop gradients that are under way. Their round is finished first, so that all ranks go on alike."""
         self.flush(lambda: None)
         for bucket in self._buckets:
-            self.settle(bucket)
             bucket.phase = Phase.IDLE
             bucket.used = [False] * len(bucket.used)
             self._guard.lower_on(bucket.parameters)

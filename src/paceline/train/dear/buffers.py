@@ -1,5 +1,4 @@
-"""Buffers (running statistics and the like) are rank 0's, as in DDP: broadcast before a forward pass, if they
-changed."""
+"""Buffers, like running statistics, are rank 0's, as in DDP: broadcast before a forward pass if they changed."""
 
 from __future__ import annotations
 

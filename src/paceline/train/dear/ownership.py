@@ -1,5 +1,4 @@
-"""Whose a parameter is: mistakes that would train something else than was meant are errors, at the line that makes
-them."""
+"""Whose a parameter is: what would train something else than was meant is an error, at the line that does it."""
 
 from __future__ import annotations
 

@@ -141,8 +141,6 @@ class Pipeline:
         agreed = self.back.flush(self._decide)
         if agreed.decision != Decision():
             self._decision = agreed.decision
-        for bucket in reversed(self.buckets):
-            self.back.settle(bucket)
 
     def gather_gradients(self) -> None:
         """Somebody reads gradients before step(): put the means into ``p.grad``, as DDP does at once.

@@ -1,5 +1,4 @@
-"""``paceline.DataParallel``: DistributedDataParallel's place in a training script, with both halves of communication
-hidden."""
+"""``paceline.DataParallel``: in the place of DistributedDataParallel, with both halves of communication hidden."""
 
 from __future__ import annotations
 
@@ -360,8 +359,7 @@ class DataParallel(nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Into the module; keys may have the prefix ``module.`` of DistributedDataParallel. Every rank loads the
-        same."""
+        """Into the module, the same on every rank; keys may have the prefix ``module.`` of DDP."""
         self.synchronize()
         state = dict(state_dict)
         if state and all(key.startswith("module.") for key in state) and not hasattr(self.module, "module"):
