@@ -31,6 +31,8 @@ bool Decisions::coordinates() const { return group_.rank() == kCoordinator; }
 void Decisions::decide_by(Rules rules) {
   rules_ = std::move(rules);
   if (!rules_->enabled && !pending_.empty()) return refuse(pending_.front().first);
+  // Early, so that nobody is still being introduced when the first collective fails: it would not hear why.
+  if (rules_->enabled && !coordinates()) group_.connection(kCoordinator, Lane::kMessages);
   settle(Clock::now());
   group_.flush_marked();
 }

@@ -60,7 +60,7 @@ def between_hosts(me: Member, task: str) -> tuple[list[str], str, list[str]]:
     me.join(timeout_s=30)
     digests = []
     for step in range(14):
-        tensors = [torch.rand(count) for count in (400_000, 100, 50_000, 300_000)]
+        tensors = [torch.rand(count) for count in (400_000, 100, 150_000, 300_000)]
         if (task == "late" and me.rank == 2) or (task == "turns" and me.rank == step % me.world_size):
             time.sleep(0.15)
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]

@@ -35,7 +35,7 @@ _PATIENCE, _LEAST_PATIENCE_S = 0.6, 0.02
 """How long to wait for a missing rank: in buffer times, and at least. Who comes just after an announcement would have
 been better off without: below 0.2 buffer times of lateness the plain schedule wins, and most jitter is shorter."""
 
-_ROUND_TRIPS, _HANDLING_S = 100, 20e-6
+_ROUND_TRIPS, _HANDLING_S = 200, 20e-6
 """A collective awaits a decision if it takes so many times what that costs; a frame costs the coordinator this."""
 
 _WINDOW = 8
