@@ -14,7 +14,8 @@ from paceline.units import format_duration
 
 TARGET = 0.95
 _LARGE_BYTES = 1 << 18
-_CHOSEN = re.compile(r"(?P<kind>\w+) up to (?P<bytes>\d+) bytes(?P<late>, late [^:]*(?::\d+)?)?: (?P<name>.*)")
+_CHOSEN = re.compile(r"(?P<kind>\w+) up to (?P<bytes>\d+) bytes(?:, late (?P<late>[\d:,]+))?: (?P<name>\w+).*")
+_FOR_GRADIENTS = ("allreduce", "reducescatter", "allgather")
 
 
 def results_table(trainings: Sequence[Training]) -> Table:
@@ -30,9 +31,8 @@ def results_table(trainings: Sequence[Training]) -> Table:
         "whole training": lambda one: _against(figures.total_s(one), figures.total_s(first)),
         "exposed communication an iteration": lambda one: format_duration(figures.exposed_s(one)),
         "who was late (measured here)": _who_was_late,
-        "who was late (as the backend says)": lambda one: escape("; ".join(one.finished[0].told)) or "says nothing",
-        "algorithms for gradients": lambda one: escape("\n".join(large_algorithms(one.finished[0].algorithms)))
-        or "not told",
+        "who was late (as the backend says)": lambda one: escape("; ".join(one.finished[0].told)) or "-",
+        "algorithms for gradients": _algorithms,
         "accuracy on held-out digits": lambda one: f"{one.finished[0].accuracy:.2%}",
         "largest difference of a weight": lambda one: "-" if one is first else f"{one.finished[0].away:.1e}",
     }
@@ -42,9 +42,16 @@ def results_table(trainings: Sequence[Training]) -> Table:
 
 
 def large_algorithms(lines: Sequence[str]) -> list[str]:
-    """Of what a backend says it has chosen, what carried gradients: ``allreduce, late 3:181: stragglar(late=3)``."""
-    matches = [match for line in lines if (match := _CHOSEN.fullmatch(line)) and int(match["bytes"]) >= _LARGE_BYTES]
-    return list(dict.fromkeys(f"{match['kind']}{match['late'] or ''}: {match['name']}" for match in matches))
+    """Of what a backend says it has chosen, what carried gradients, like ``allreduce, rank 3 late: stragglar``."""
+    matches = [match for line in lines if (match := _CHOSEN.fullmatch(line))]
+    large = [one for one in matches if int(one["bytes"]) >= _LARGE_BYTES and one["kind"] in _FOR_GRADIENTS]
+    return list(dict.fromkeys(f"{one['kind']}{_late(one['late'])}: {one['name']}" for one in large))
+
+
+def _late(choice: str | None) -> str:
+    """``, rank 3 late`` for the choice ``3:181``: by how much is in another row."""
+    ranks = [entry.partition(":")[0] for entry in choice.split(",")] if choice else []
+    return f", rank {' and '.join(ranks)} late" if ranks else ""
 
 
 def same_accuracy(trainings: Sequence[Training]) -> bool:
@@ -60,6 +67,10 @@ def _against(seconds: float, first_s: float) -> str:
 def _reached(training: Training) -> str:
     seconds = figures.reached_s(training, TARGET)
     return "not reached" if seconds is None else format_duration(seconds)
+
+
+def _algorithms(training: Training) -> str:
+    return escape("\n".join(large_algorithms(training.finished[0].algorithms))) or "Gloo's own"
 
 
 def _who_was_late(training: Training) -> str:

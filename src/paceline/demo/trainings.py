@@ -21,7 +21,7 @@ from paceline.demo.messages import Flight, Job, Step, Strategy
 from paceline.demo.pacing import pace_connections
 from paceline.train.dear.wrapper import DataParallel
 
-_LEARNING_RATE, _MOMENTUM = 0.03, 0.9
+_LEARNING_RATE, _MOMENTUM = 0.1, 0.9
 
 Waits = list[tuple[float, float]]
 

@@ -83,11 +83,13 @@ def test_only_algorithms_of_gradients_are_shown() -> None:
         "allreduce up to 8388608 bytes, late 3: stragglar(late=3, pieces=4)",
         "allreduce up to 8388608 bytes: ring",
         "allreduce up to 64 bytes: one_shot",
+        "broadcast up to 8388608 bytes: chain",
+        "allreduce up to 8388608 bytes, late 1:20,3:181: late_ranks(late=(1, 3))",
     ]
     assert large_algorithms(lines) == [
-        "allreduce, late 3:181: stragglar(late=3, pieces=4)",
-        "allreduce, late 3: stragglar(late=3, pieces=4)",
+        "allreduce, rank 3 late: stragglar",
         "allreduce: ring",
+        "allreduce, rank 1 and 3 late: late_ranks",
     ]
 
 
