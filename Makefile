@@ -26,9 +26,9 @@ $(STAMP): $(TOOLS) CMakeLists.txt csrc/CMakeLists.txt $(filter csrc/%,$(CPP))
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[plot,tune]'
 	@touch $@
 
-demo: install  ## the main job: a tour of schedules, with a picture in out/
+demo: install  ## the main job: a training with a late rank and thin links, three ways; a picture in out/
 	@mkdir -p out
-	$(BIN)/paceline demo --picture out/late_rank.png
+	$(BIN)/paceline demo --picture out/demo.png
 
 test: install  ## the tests users and CI run (about 6 minutes on two cores)
 	$(BIN)/python -m pytest

@@ -22,7 +22,8 @@ ALLOWED = {
     "lab": {"ir"},
     "train": {"policy"},
     "bench": {"all_reduce", "train", "lab", "draw", "algorithms", "ir"},
-    "cli": {"bench", "lab", "draw", "policy", "algorithms", "ir"},
+    "demo": {"backend", "observe", "train", "lab", "draw"},
+    "cli": {"demo", "bench", "lab", "draw", "policy", "algorithms", "ir"},
 }
 
 

@@ -1,94 +1,80 @@
-"""``paceline demo``: a tour of schedules, in a minute."""
+"""``paceline demo``: a training with a late rank and thin links, by Gloo and by Paceline."""
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from paceline.cli import tables
+from paceline.demo.places import Place
 from paceline.draw.canvas import check_picture_path
-from paceline.errors import ProofError
-from paceline.ir.cluster import Cluster
-from paceline.ir.collective import Collective, Kind
-from paceline.ir.schedule import Schedule
-from paceline.ir.transfers import Transfers
-from paceline.ir.verify import verify
-from paceline.policy import planning
+from paceline.errors import UsageError
+from paceline.lab import unavailable, unprivileged
+from paceline.units import format_duration, parse_duration, parse_rate
 
-SIZE_BYTES = 64_000_000
+_LATEST_S = 10.0
+_PLACE_HELP = "auto: lab where the kernel allows one, with or without root; lab; or loopback, with paced connections."
 
 
 def demo(
+    iterations: Annotated[int, typer.Option(min=3, max=10_000, help="Of each of the three trainings.")] = 80,
+    late: Annotated[str, typer.Option(help="How long rank 3 takes to load each batch.")] = "200ms",
+    rate: Annotated[str, typer.Option(help="Rate of the links, like 200mbit.")] = "200mbit",
+    place: Annotated[Place, typer.Option(help=_PLACE_HELP)] = Place.AUTO,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the late rank's all-reduce (.png, .svg, .pdf).")
-    ] = None,
+        Path, typer.Option(metavar="FILE", help="Where to draw the timelines (.png, .svg, .pdf).")
+    ] = Path("demo.png"),
 ) -> None:
-    """Take a tour: a collective is data, a proof, a price and a picture.
+    """Train one model three times on four ranks, with one rank late and thin links: what does it cost?
+
+    DDP on Gloo first, then on Paceline, then Paceline's DataParallel, from the same weights and with the same
+    batches. Ends with a table and a picture. Needs no root.
 
     \b
-    Example:
-      paceline demo --picture late_rank.png
+    Examples:
+      paceline demo
+      paceline demo --late 500ms --rate 100mbit --picture thin.png
     """
-    if picture is not None:
-        check_picture_path(picture)
+    check_picture_path(picture)
+    late_s, rate_bytes_per_s = parse_duration(late), parse_rate(rate)
+    if late_s > _LATEST_S:
+        raise UsageError(f"--late is at most {format_duration(_LATEST_S)}, not {late}: nobody would wait for the end")
+    if place is Place.AUTO:
+        place = Place.LAB if unavailable() is None else Place.LOOPBACK
+        if place is Place.LOOPBACK and unprivileged.works():
+            options = {"--iterations": str(iterations), "--late": late, "--rate": rate, "--picture": str(picture)}
+            words = ["demo", "--place", "lab", *(word for pair in options.items() for word in pair)]
+            code = "from paceline.cli.main import run; run()"
+            raise typer.Exit(unprivileged.run_as_root_of_its_own([sys.executable, "-c", code, *words]))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    _show(place, iterations, late_s, rate_bytes_per_s, picture)
+
+
+def _show(place: Place, iterations: int, late_s: float, rate_bytes_per_s: float, picture: Path) -> None:
+    from paceline.demo.picture import draw_trainings
+    from paceline.demo.run import LATE_RANK, demonstrate
+    from paceline.demo.table import results_table, same_accuracy
+
     out = tables.console()
-    question = Collective(Kind.ALL_REDUCE, 8)
-    lan = Cluster.preset("lan8")
-
-    _head(out, "An algorithm is data", "StragglAR for 8 ranks, with rank 3 late: who sends which chunk to whom.")
-    late = lan.with_late({3: 2.0})
-    chosen = planning.plan(question, late, SIZE_BYTES, "stragglar")
-    coarse = planning.plan(question, late, SIZE_BYTES, "stragglar", pieces=1)
-    out.print(tables.schedule_table(coarse.schedule, all_steps=True))
-
-    _head(out, "Data can be proven", "The checker knows no algorithm; it executes every transfer on sets.")
-    for line in tables.proof_lines(coarse.proof):
-        out.print(line)
-    out.print("Without its last transfer, or with one repeated:")
-    for broken in _broken(coarse.schedule):
-        try:
-            verify(broken)
-        except ProofError as error:
-            out.print(f"  [bold red]refused[/]: {escape(str(error))}")
-
-    _head(out, "Data can be priced", "64 MB, nobody late; then rank 3 comes 2 s late; then ranks 3 and 5 do.")
-    for cluster in (lan, late, lan.with_late({3: 2.0, 5: 2.0})):
-        out.print(tables.cluster_line(cluster))
-        out.print(tables.cost_table(planning.compare(question, cluster, SIZE_BYTES), against="ring"))
-        out.print()
-
-    _head(out, "Data can be drawn", "Ranks across, time down.")
-    if picture is None:
-        out.print("paceline plan allreduce --cluster lan8 --late 3:2s --png late_rank.png")
-    else:
-        from paceline.draw.spacetime import draw_spacetime
-
-        draw_spacetime(coarse, picture)
-        out.print(f"drew {escape(str(picture))}")
-    ring = planning.plan(question, late, SIZE_BYTES, "ring")
-    faster = ring.cost.exposed_s / chosen.cost.exposed_s
-    out.print(
-        f"\nWhen rank 3 is late, its all-reduce takes {faster:.2f}x less time after it arrives than a ring's (model)."
-    )
-
-
-def _head(out: Console, title: str, subtitle: str) -> None:
-    out.rule(f"[bold]{title}", align="left")
-    out.print(subtitle)
+    out.print(f"Rank {LATE_RANK} of 4 takes {format_duration(late_s)} to load each batch; 5 MB of gradients.")
+    seen = demonstrate(place, iterations, late_s, rate_bytes_per_s, out)
     out.print()
+    out.print(results_table(seen.trainings))
+    out.print(escape(seen.words), style="dim", soft_wrap=True)
+    if not same_accuracy(seen.trainings):
+        out.print("[bold red]the trainings do not end with the same accuracy[/]")
+    draw_trainings(seen.trainings, LATE_RANK, seen.words.partition(";")[0], picture)
+    out.print(f"drew {escape(str(picture))}")
 
 
-def _broken(schedule: Schedule) -> list[Schedule]:
-    """The schedule with its last transfer dropped, and with its first reduce done twice."""
-    table = schedule.transfers
-    rows = list(table)
-    dropped = rows[:-1]
-    repeated = [rows[0], *rows]
-    return [
-        Schedule(schedule.collective, schedule.num_chunks, Transfers.from_rows(part), schedule.algorithm)
-        for part in (dropped, repeated)
-    ]
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Leave by the way that cleans up."""
+    del frame
+    sys.exit(128 + number)

@@ -19,7 +19,7 @@ def paceline(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
 
 def test_version_and_help() -> None:
     assert paceline("--version").stdout.startswith("paceline 0.")
-    for verb in ("plan", "verify", "compare", "demo"):
+    for verb in ("plan", "verify", "compare", "tour", "demo"):
         done = paceline(verb, "--help")
         assert done.returncode == 0
         assert "Example" in done.stdout
@@ -98,8 +98,8 @@ def test_compare(tmp_path: Path) -> None:
     assert (tmp_path / "c.png").stat().st_size > 1000
 
 
-def test_demo(tmp_path: Path) -> None:
-    done = paceline("demo", "--picture", "d.png", cwd=tmp_path)
+def test_tour(tmp_path: Path) -> None:
+    done = paceline("tour", "--picture", "d.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for word in ("proven", "refused", "[missing]", "[counted-twice]", "stragglar", "late_ranks"):
         assert word in done.stdout.replace("\n", "")
@@ -152,6 +152,13 @@ WRONG = [
     (["plan", "allreduce", "--ranks", "99999"], "1 to 32768 ranks"),
     (["compare", "allreduce", "--plot", "no/such/folder/c.png"], "there is no folder"),
     (["verify", "none.json"], "cannot read none.json"),
+    (["demo", "--picture", "demo.gif"], "a picture is saved as .png"),
+    (["demo", "--picture", "no/such/folder/demo.png"], "there is no folder"),
+    (["demo", "--late", "200"], "'200' is not a duration"),
+    (["demo", "--late", "5min"], "--late is at most 10 s"),
+    (["demo", "--rate", "fast"], "is not a rate"),
+    (["demo", "--iterations", "2"], "--iterations"),
+    (["demo", "--place", "moon"], "moon"),
     (["juggle"], "No such command"),
     (["plan"], "Missing argument"),
 ]

@@ -1,0 +1,65 @@
+"""Runs a demonstration: data, a stage, ranks, and bars that show how far they are."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from paceline.demo import figures
+from paceline.demo.crew import Crew
+from paceline.demo.data import save_digits
+from paceline.demo.figures import Training
+from paceline.demo.messages import Job, Strategy
+from paceline.demo.places import Place, open_stage
+from paceline.units import format_duration
+
+NUM_RANKS, LATE_RANK = 4, 3
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What was seen, and on what stage."""
+
+    trainings: list[Training]
+    words: str
+
+
+def demonstrate(place: Place, iterations: int, late_s: float, rate_bytes_per_s: float, out: Console) -> Demonstration:
+    """Train in every strategy; progress goes to the console."""
+    trainings = {strategy: Training(strategy, NUM_RANKS) for strategy in Strategy}
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder,
+        open_stage(place, NUM_RANKS, rate_bytes_per_s) as stage,
+    ):
+        out.print(stage.words, style="dim", soft_wrap=True)
+        save_digits(Path(folder))
+        job = Job(folder, NUM_RANKS, iterations, LATE_RANK, late_s, stage.pace_bytes_per_s)
+        with _progress(out) as progress, Crew(job, stage) as crew:
+            tasks = {strategy: progress.add_task(strategy.value, total=iterations, news="") for strategy in Strategy}
+            for rank, message in crew.messages():
+                training = trainings[message.strategy]
+                training.add(rank, message)
+                done = training.num_iterations
+                if done:
+                    progress.update(tasks[message.strategy], completed=done, news=_news(training, done))
+    return Demonstration(list(trainings.values()), stage.words)
+
+
+def _progress(out: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<25}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[news]}"),
+        console=out,
+    )
+
+
+def _news(training: Training, done: int) -> str:
+    accuracy = figures.running_accuracy(training, done - 1)
+    return f"{format_duration(figures.iteration_s(training))} an iteration, reads {accuracy:.0%} right"

@@ -1,0 +1,52 @@
+"""The lab without root: a user namespace in which the caller is root, where the kernel allows that.
+
+The namespace has processes of its own as well, since the lab makes a PID namespace for each host inside of it. Its
+first process is the command; with it everything in there ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+_INTO = ("--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
+_TRY = "from paceline.lab import Lab\nwith Lab(hosts=2): pass"
+_PATIENCE_S = 30.0
+
+
+def works() -> bool:
+    """Whether a lab can be made that way, by making one."""
+    if shutil.which("unshare") is None:
+        return False
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    try:
+        done = subprocess.run(
+            ["unshare", *_INTO, sys.executable, "-c", _TRY], timeout=_PATIENCE_S, check=False, **quiet
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def run_as_root_of_its_own(command: Sequence[str]) -> int:
+    """Run a command in there, with our standard streams; its exit code. It ends when we do, however we do."""
+    before = signal.signal(signal.SIGTERM, _leave)
+    process = subprocess.Popen(["unshare", *_INTO, *command])
+    try:
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):  # the terminal has told the command as well
+                return process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    del frame
+    sys.exit(128 + number)

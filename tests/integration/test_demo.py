@@ -1,0 +1,105 @@
+"""The demonstration, very short: in the lab, on loopback, as somebody who is not root, and when it goes wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from paceline.lab import unavailable
+
+COMMAND = [sys.executable, "-c", "from paceline.cli.main import run; run()", "demo", "--picture", "demo.png"]
+ROWS = (
+    "iteration (median)",
+    "time to 95% accuracy",
+    "exposed communication",
+    "who was late",
+    "algorithms for gradients",
+    "accuracy on held-out digits",
+    "largest difference of a weight",
+)
+
+
+def _demo(cwd: Path, *arguments: str, before: Sequence[str] = ()) -> str:
+    done = subprocess.run(
+        [*before, *COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _check(out: str, picture: Path) -> None:
+    for row in ROWS:
+        assert row in out
+    late = next(line for line in out.splitlines() if "who was late (measured here)" in line)
+    assert late.count("rank 3, by") == 3
+    accuracies = next(line for line in out.splitlines() if "held-out" in line).split("│")[2:5]
+    assert len({cell.strip() for cell in accuracies}) == 1
+    assert "do not end with the same accuracy" not in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+def test_in_the_lab(tmp_path: Path) -> None:
+    out = _demo(tmp_path, "--iterations", "4", "--late", "300ms", "--rate", "500mbit", "--place", "lab")
+    _check(out, tmp_path / "demo.png")
+    assert "4 emulated hosts on links of 500 Mbit/s" in out
+    assert "allreduce, rank 3 late: stragglar" in out
+    assert "reducescatter: " in out
+
+
+def test_without_any_privilege(tmp_path: Path) -> None:
+    """Where user namespaces are closed to the caller, too, connections are paced instead."""
+    powerless = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    if powerless and shutil.which("setpriv") is None:
+        pytest.skip("giving up root needs setpriv, of util-linux")
+    out = _demo(tmp_path, "--iterations", "3", "--rate", "500mbit", before=powerless)
+    _check(out, tmp_path / "demo.png")
+    assert "each TCP connection paced to 500 Mbit/s" in out or "4 emulated hosts" in out
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_nothing(tmp_path: Path, end: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "--place", "loopback"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    ranks = _ranks_of(process)
+    process.send_signal(end)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_rank_gets_a_sentence(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "--place", "loopback"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    os.kill(_ranks_of(process)[2], signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "paceline: error: rank 2 was killed by SIGKILL" in error
+    assert "Traceback" not in error
+
+
+def _ranks_of(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> list[int]:
+    """The process ids of the four ranks, in order, once all have been started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    for _ in range(600):
+        pids = [int(pid) for pid in children.read_text().split()]
+        lines = [(pid, Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")) for pid in pids]
+        ranks = {int(words[3]): pid for pid, words in lines if len(words) > 4 and words[2] == b"paceline.demo.rank"}
+        if len(ranks) == 4:
+            return [ranks[rank] for rank in range(4)]
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError("the ranks have not been started within a minute")
