@@ -148,7 +148,7 @@ def test_ipv6_names_and_multicast_work(lab: Lab) -> None:
 
 @root_only
 def test_the_command_line_returns_the_worst_code_and_the_first_error() -> None:
-    done = lab_command("--hosts", "3", "--late", "1:20ms", "--", "sh", "-c", "echo $PACELINE_LATE; exit $RANK")
+    done = lab_command("--hosts", "3", "--late", "1:20ms", "--", "sh", "-c", "echo $PACELINE_LAB_LATE; exit $RANK")
     assert done.returncode == 2
     assert sorted(done.stdout.splitlines()) == ["[0] 1:20ms", "[1] 1:20ms", "[2] 1:20ms"]
     assert "failed first, with exit code" in done.stderr

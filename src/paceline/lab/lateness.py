@@ -1,6 +1,6 @@
-"""Late ranks: how ``--late`` and ``PACELINE_LATE`` are written, and how late this process is.
+"""Late ranks: how ``--late`` and ``PACELINE_LAB_LATE`` are written, and how late this process is.
 
-The lab does not slow anybody down. It tells every host who is late, in the variable ``PACELINE_LATE``
+The lab does not slow anybody down. It tells every host who is late, in the variable ``PACELINE_LAB_LATE``
 (``3:500ms,5:1s``; default: nobody), and programs that want to show what lateness does sleep before each collective
 or step::
 
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from paceline.errors import UsageError
 from paceline.units import parse_duration
 
-VARIABLE = "PACELINE_LATE"
+VARIABLE = "PACELINE_LAB_LATE"
 _ENTRY = re.compile(r"\s*([0-9]{1,6}):(.+)")
 
 

@@ -1,4 +1,4 @@
-"""Lateness: what --late and PACELINE_LATE may say."""
+"""Lateness: what --late and PACELINE_LAB_LATE may say."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paceline.lab.lateness import format_late, parse_late
 
 
 def test_nobody_is_late_unless_somebody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PACELINE_LATE", raising=False)
+    monkeypatch.delenv("PACELINE_LAB_LATE", raising=False)
     monkeypatch.delenv("RANK", raising=False)
     assert late_s() == 0.0
-    monkeypatch.setenv("PACELINE_LATE", "")
+    monkeypatch.setenv("PACELINE_LAB_LATE", "")
     assert late_s() == 0.0
 
 
 def test_a_rank_knows_how_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_LATE", "3:500ms, 5:1.5s")
+    monkeypatch.setenv("PACELINE_LAB_LATE", "3:500ms, 5:1.5s")
     for rank, expected in ((0, 0.0), (3, 0.5), (5, 1.5)):
         monkeypatch.setenv("RANK", str(rank))
         assert late_s() == expected
@@ -28,15 +28,15 @@ def test_a_rank_knows_how_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["3", "3:", "3:500", "x:5s", "-1:5s", "3:5s,,", "3:5s,3:6s", "3 500ms"])
 def test_nonsense_is_refused_by_its_name(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_LATE", text)
+    monkeypatch.setenv("PACELINE_LAB_LATE", text)
     monkeypatch.setenv("RANK", "3")
-    with pytest.raises(UsageError, match="PACELINE_LATE makes no sense: "):
+    with pytest.raises(UsageError, match="PACELINE_LAB_LATE makes no sense: "):
         late_s()
 
 
 @pytest.mark.parametrize("rank", ["", "three"])
 def test_a_process_without_a_rank_is_told(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_LATE", "3:500ms")
+    monkeypatch.setenv("PACELINE_LAB_LATE", "3:500ms")
     monkeypatch.setenv("RANK", rank)
     with pytest.raises(UsageError, match="start it with paceline lab or torchrun"):
         late_s()

@@ -55,7 +55,7 @@ def test_the_environment_is_that_of_torchrun() -> None:
     expected = {
         "MASTER_ADDR": "198.18.0.1", "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": "2", "GROUP_WORLD_SIZE": "4", "ROLE_RANK": "2", "ROLE_WORLD_SIZE": "4",
-        "GLOO_SOCKET_IFNAME": "eth0", "PACELINE_IFNAME": "eth0", "PACELINE_LATE": "1:250ms,2:2s",
+        "GLOO_SOCKET_IFNAME": "eth0", "PACELINE_IFNAME": "eth0", "PACELINE_LAB_LATE": "1:250ms,2:2s",
     }  # fmt: skip
     assert expected.items() <= environment.items()
     assert environment["MASTER_PORT"].isdecimal()
