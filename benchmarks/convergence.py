@@ -140,7 +140,7 @@ def measure(models: list[str], ranks: int, steps: int, path: Path) -> dict[str, 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    started: Any = start_processes(run_rank, (ranks, port, models, steps, str(path)), nprocs=ranks, join=False)
+    started: Any = start_processes(run_rank, (ranks, port, models, steps, str(path)), nprocs=ranks, join=False)  # type: ignore[no-untyped-call]
     deadline_s = time.monotonic() + TIMEOUT_S
     while not started.join(1.0):
         if time.monotonic() > deadline_s:
