@@ -46,7 +46,7 @@ class DDPWatch:
         self._num_ranks = dist.get_world_size()
         model.register_comm_hook(None, lambda _, bucket: self._all_reduce(bucket))  # DDP reads no postponed annotations
 
-    def _all_reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _all_reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         launched_s = self._launched_s = time.perf_counter()
         work = dist.all_reduce(bucket.buffer().div_(self._num_ranks), async_op=True)
 
@@ -54,7 +54,7 @@ class DDPWatch:
             self._flights.append(Flight("all-reduce", launched_s, time.perf_counter()))
             return future.value()[0]
 
-        return work.get_future().then(done)  # type: ignore[no-any-return, union-attr]
+        return work.get_future().then(done)  # type: ignore[no-any-return]
 
     def backward_ended(self) -> None:
         """What has passed since the last launch was waiting."""
