@@ -55,8 +55,9 @@ def _words(ratio: Ratio | None) -> str:
 def training_legend(results: TrainingResults) -> str:
     """What the columns of a comparison mean."""
     return (
-        f"buckets of {format_size(results.setting.bucket_bytes)}, {results.rounds} interleaved rounds; exposed: what an "
-        "iteration is longer than alone; hidden: the rest of the all-reduce at the limit; x: a peer's time over this one's"
+        f"buckets of {format_size(results.setting.bucket_bytes)}, {results.rounds} interleaved rounds; "
+        "exposed: what an iteration is longer than alone; hidden: the rest of the all-reduce at the limit; "
+        "x: a peer's time over this one's"
     )
 
 
