@@ -12,17 +12,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.bench.results import Machine
 from paceline.bench.run import progress
 from paceline.bench.training.measure import Replay, Seen, measure
 from paceline.bench.training.networks import NETWORKS
 from paceline.bench.training.plot import draw_sweep, draw_training
 from paceline.bench.training.profile import PUBLISHED, Profile, load_profile, uniform_profile
-from paceline.bench.training.results import Setting, save
+from paceline.bench.training.results import save
 from paceline.bench.training.scaling import fit
 from paceline.bench.training.strategies import STRATEGIES, parse_strategies
 from paceline.bench.training.sweep import sweep
-from paceline.bench.training.table import caption, sweep_table, training_table
+from paceline.bench.training.table import caption, sweep_legend, sweep_table, training_legend, training_table
 from paceline.cli import tables
 from paceline.draw.canvas import check_picture_path
 from paceline.errors import UsageError
@@ -107,7 +106,7 @@ def _compare(replay: Replay, lab: str | None, json: Path | None, plot: Path | No
     """All strategies in turns; whether weights were wrong."""
     with _place(lab) as (place, seen):
         results = measure(replay, place, seen)
-    _show(training_table(results), results.setting, results.machine)
+    _show(training_table(results), [training_legend(results), *caption(results.setting, results.machine)])
     if json is not None:
         save(results, json)
     if plot is not None:
@@ -122,7 +121,7 @@ def _sweep(replay: Replay, lab: str | None, json: Path | None, plot: Path | None
         raise UsageError("--fusion-sweep is for dear or dear-sharded: name it first in --strategies")
     with _place(lab) as (place, seen):
         results = sweep(replay, strategy, place, seen)
-    _show(sweep_table(results), results.setting, results.machine)
+    _show(sweep_table(results), [sweep_legend(results), *caption(results.setting, results.machine)])
     if json is not None:
         save(results, json)
     if plot is not None:
@@ -143,9 +142,9 @@ def _place(lab: str | None) -> Iterator[tuple[Lab | None, Seen]]:
         yield place, seen
 
 
-def _show(table: Table, setting: Setting, machine: Machine) -> None:
+def _show(table: Table, lines: list[str]) -> None:
     out = tables.console()
     Console(highlight=False, width=max(out.width, _WIDTH)).print(table)
     out.print()
-    for line in caption(setting, machine):
+    for line in lines:
         out.print(escape(line), style="dim", soft_wrap=True)

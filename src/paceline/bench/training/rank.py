@@ -12,8 +12,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.bench.rank_process.messages import Prepare, Ready, Setup
@@ -93,6 +91,9 @@ def _fully_sharded(model: ReplayModel) -> nn.Module:
 
     Without asynchronous gathers FSDP2 would overlap nothing on a CPU, which has no streams.
     """
+    from torch.distributed.device_mesh import init_device_mesh  # slow to import, for one strategy of six
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     groups: list[Any] = list(model)
     for group in groups:

@@ -52,13 +52,29 @@ def _words(ratio: Ratio | None) -> str:
     return f"{ratio.of_medians:.3f} ({ratio.least:.3f}-{ratio.most:.3f})" if ratio else "-"
 
 
+def training_legend(results: TrainingResults) -> str:
+    """What the columns of a comparison mean."""
+    return (
+        f"buckets of {format_size(results.setting.bucket_bytes)}, {results.rounds} interleaved rounds; "
+        "exposed: what an iteration is longer than alone; hidden: the rest of the all-reduce at the limit; "
+        "x: a peer's time over this one's"
+    )
+
+
+def sweep_legend(results: SweepResults) -> str:
+    """What the search has reached."""
+    return (
+        f"{results.strategy}, one bucket size after another; tuned: after a search of {results.tuning_iterations} "
+        f"iterations, {results.tuned_over_best:.3f} of the best of the grid"
+    )
+
+
 def caption(setting: Setting, machine: Machine) -> Iterable[str]:
     """What was replayed, at which scale, against which bounds, where and by which command."""
     yield (
         f"{setting.model}: {setting.num_elements:,} elements in {setting.num_tensors} tensors; "
         f"sizes x {setting.size_factor:.4g} ({format_size(setting.gradient_bytes)}), "
-        f"times x {setting.time_factor:.4g}; "
-        f"buckets of {format_size(setting.bucket_bytes)}; {setting.num_ranks} ranks on {setting.place}"
+        f"times x {setting.time_factor:.4g}; {setting.num_ranks} ranks on {setting.place}"
     )
     yield f"times: {setting.source}"
     yield f"communication to computation as with {setting.network}; its start-ups are not replayed, the lab's are real"
@@ -72,10 +88,7 @@ def caption(setting: Setting, machine: Machine) -> Iterable[str]:
             f"all-gather {format_duration(bounds.all_gather_s)}; DeAR's bound {format_duration(bounds.dear_s)}, "
             f"wait-free {format_duration(bounds.wait_free_s)}: ideal ratio {bounds.ideal_ratio:.3f}"
         )
-    yield (
-        "iteration: median of n, each as long as on its slowest rank; exposed: what it is longer than alone; "
-        "hidden: the rest of the all-reduce at the limit; x: a peer's time over this one's"
-    )
+    yield "iteration: median of n, each as long as on its slowest rank"
     yield (
         f"{machine.cores} cores ({machine.processor}), Linux {machine.kernel}, Python {machine.python}; "
         f"load average {machine.load_average:.2f} before"
