@@ -229,8 +229,10 @@ def test_what_is_started_is_ours_and_dies_with_the_lab(lab: Lab) -> None:
 @pytest.mark.lab(hosts=2)
 def test_a_lab_without_its_keeper_is_over(lab: Lab) -> None:
     process = lab.hosts[1].popen(["sleep", "3600"])
+    namespaces = {os.readlink(host.namespace) for host in lab.hosts}
     os.kill(int(Path(f"/proc/{lab.hosts[0].pid}/stat").read_text().split()[3]), signal.SIGKILL)
     assert process.wait(10) == -signal.SIGKILL
+    _wait_until_nothing_is_left("no such tag", namespaces)  # the kernel ends the hosts one after the other
     with pytest.raises(LabError, match="host 0 is gone"):
         lab.run(["true"])
 
