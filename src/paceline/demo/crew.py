@@ -41,7 +41,7 @@ class Crew:
         text = msgspec.json.encode(self._job).decode()
         try:
             for rank in range(self._job.num_ranks):
-                self._logs.append(tempfile.TemporaryFile())  # noqa: SIM115  # closed with the crew
+                self._logs.append(tempfile.TemporaryFile())  # closed with the crew
                 command = [sys.executable, "-m", "paceline.demo.rank", str(rank), text]
                 streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._logs[-1]}
                 self._processes.append(self._stage.popen(rank, command, start_new_session=True, **streams))
@@ -64,7 +64,7 @@ class Crew:
 
     def messages(self) -> Iterator[tuple[int, Message]]:
         """What the ranks say, until all have finished; ContenderError if one does not get there."""
-        rests = {rank: b"" for rank in range(self._job.num_ranks)}
+        rests = dict.fromkeys(range(self._job.num_ranks), b"")
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._processes):
                 assert process.stdout is not None

@@ -77,4 +77,4 @@ def accuracy(model: torch.nn.Module, digits: Digits) -> float:
     import torch
 
     with torch.no_grad():
-        return (model(digits.test_images).argmax(1) == digits.test_labels).float().mean().item()
+        return float((model(digits.test_images).argmax(1) == digits.test_labels).float().mean())

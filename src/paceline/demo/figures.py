@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 from paceline.demo.messages import Finished, Flight, Step, Strategy
@@ -49,11 +50,7 @@ class Training:
 
 def iteration_s(training: Training) -> float:
     """The median time from one iteration's start to the next, of all ranks; 0 where there is no next."""
-    gaps = [
-        later.began_s - earlier.began_s
-        for steps in training.steps
-        for earlier, later in zip(steps, steps[1:], strict=False)
-    ]
+    gaps = [later.began_s - earlier.began_s for steps in training.steps for earlier, later in pairwise(steps)]
     return median(gaps) if gaps else 0.0
 
 

@@ -17,6 +17,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FileStore
 
 from paceline.backend import arrivals, chosen_algorithms
 from paceline.demo.data import Digits, accuracy, make_model
@@ -34,7 +35,7 @@ def main(rank: int, job: Job) -> None:
     digits = Digits.load(Path(job.folder))
     first: nn.Module | None = None
     for strategy in Strategy:
-        store = dist.FileStore(str(Path(job.folder) / strategy.name), job.num_ranks)
+        store = FileStore(str(Path(job.folder) / strategy.name), job.num_ranks)
         dist.init_process_group(
             strategy.backend, store=store, rank=rank, world_size=job.num_ranks, timeout=_PATIENCE
         )  # fmt: skip

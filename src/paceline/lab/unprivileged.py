@@ -23,11 +23,9 @@ def works() -> bool:
     """Whether a lab can be made that way, by making one."""
     if shutil.which("unshare") is None:
         return False
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    command = ["unshare", *_INTO, sys.executable, "-c", _TRY]
     try:
-        done = subprocess.run(
-            ["unshare", *_INTO, sys.executable, "-c", _TRY], timeout=_PATIENCE_S, check=False, **quiet
-        )  # fmt: skip
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
