@@ -45,7 +45,7 @@ class Flight(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """One iteration of one rank: loading a batch, waiting for collectives, and flights that ended since the last."""
+    """One iteration of one rank: loading a batch, waiting for collectives, and the flights that ended in it."""
 
     strategy: Strategy
     number: int

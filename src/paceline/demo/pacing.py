@@ -16,9 +16,11 @@ def pace_connections(bytes_per_s: int) -> int:
     """Let no TCP connection that is open now send faster than this; how many there are."""
     paced = 0
     for name in os.listdir("/proc/self/fd"):
-        # A file may be gone by now, or be no socket.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as own:
-            if own.family in (socket.AF_INET, socket.AF_INET6) and own.type == socket.SOCK_STREAM:
-                own.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
-                paced += 1
+        with contextlib.suppress(OSError):  # gone by now
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as own:
+                if own.family in (socket.AF_INET, socket.AF_INET6) and own.type == socket.SOCK_STREAM:
+                    own.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
+                    paced += 1
     return paced

@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD
+from torch.optim import Adam, Optimizer
 
 from paceline.demo.data import Digits
 from paceline.demo.messages import Flight, Job, Step, Strategy
 from paceline.demo.pacing import pace_connections
 from paceline.train.dear.wrapper import DataParallel
 
-_LEARNING_RATE, _MOMENTUM = 0.1, 0.9
+_LEARNING_RATE = 1e-3
 
 Waits = list[tuple[float, float]]
 
@@ -95,7 +95,7 @@ class DataParallelWatch:
         return waits, flights
 
 
-def wrap(strategy: Strategy, module: nn.Module, optimizer: SGD) -> tuple[Any, Watch]:
+def wrap(strategy: Strategy, module: nn.Module, optimizer: Optimizer) -> tuple[Any, Watch]:
     """The module made parallel, and who watches it."""
     if strategy is Strategy.DATA_PARALLEL:
         model = DataParallel(module, optimizer)
@@ -112,7 +112,7 @@ def groups_of(model: Any) -> list[Any]:
 def train(strategy: Strategy, module: nn.Module, digits: Digits, job: Job, say: Callable[[Step], None]) -> Any:
     """Train the module and say what happens in each iteration; returns it as wrapped."""
     rank, lag_s = dist.get_rank(), job.late_s if dist.get_rank() == job.late_rank else 0.0
-    optimizer = SGD(module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
+    optimizer = Adam(module.parameters(), lr=_LEARNING_RATE)
     model, watch = wrap(strategy, module, optimizer)
     dist.barrier()
     for number in range(job.iterations):

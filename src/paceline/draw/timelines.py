@@ -57,8 +57,9 @@ def draw_timelines(panels: Sequence[Panel], title: str, path: Path) -> None:
         axes = figure.add_subplot(len(panels), 1, index + 1)
         for rank, row in enumerate(panel.bars):
             for activity in Activity:
-                bars = [bar for bar in row if bar.activity is activity]
-                spans = [(bar.begin_s * 1e3, (bar.end_s - bar.begin_s) * 1e3) for bar in bars]
+                spans = [
+                    (bar.begin_s * 1e3, (bar.end_s - bar.begin_s) * 1e3) for bar in row if bar.activity is activity
+                ]
                 thin = activity is Activity.COMMUNICATING
                 place = (rank + _HEIGHT / 2 + _GAP, _THIN) if thin else (rank - _HEIGHT / 2, _HEIGHT)
                 axes.broken_barh(spans, place, facecolors=_COLOUR[activity], linewidth=0)
