@@ -107,6 +107,7 @@ def main() -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORT), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1)
+    os.environ["MASTER_PORT"] = str(PORT + 1)  # the first store outlives its group
     found = _compare_alone(options.steps, options.rounds)
     dist.destroy_process_group()
     share = found["gathered"] / found["plain"] - 1
