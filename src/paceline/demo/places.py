@@ -40,7 +40,8 @@ def open_stage(place: Place, num_ranks: int, rate_bytes_per_s: float) -> Iterato
             _start_here,
             int(rate_bytes_per_s),
             f"{num_ranks} ranks on one host, each TCP connection paced to {rate}; "
-            "late ranks are planned around between hosts only, so DDP on Paceline runs its plain schedule here",
+            "Paceline is kept to rings, as Gloo is, for who sends to two peers at once would have twice the rate; "
+            "and late ranks are planned around between hosts only",
         )
         return
     with Lab(num_ranks, rate_bytes_per_s, rate_bytes_per_s) as lab:
@@ -51,7 +52,14 @@ def open_stage(place: Place, num_ranks: int, rate_bytes_per_s: float) -> Iterato
         )
 
 
+_ON_LOOPBACK = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PACELINE_IFNAME": "lo",
+    "PACELINE_TRANSPORT": "tcp",
+    "PACELINE_ALGORITHM": "allreduce:ring,reducescatter:ring,allgather:ring",
+    "OMP_NUM_THREADS": "1",
+}
+
+
 def _start_here(_rank: int, args: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    loopback = {"GLOO_SOCKET_IFNAME": "lo", "PACELINE_IFNAME": "lo", "PACELINE_TRANSPORT": "tcp"}
-    environment = {**os.environ, **loopback, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(args, env=environment, **options)
+    return subprocess.Popen(args, env={**os.environ, **_ON_LOOPBACK}, **options)
