@@ -39,9 +39,9 @@ def open_stage(place: Place, num_ranks: int, rate_bytes_per_s: float) -> Iterato
         yield Stage(
             _start_here,
             int(rate_bytes_per_s),
-            f"{num_ranks} ranks on one host, each TCP connection paced to {rate}; "
-            "Paceline is kept to rings, as Gloo is, for who sends to two peers at once would have twice the rate; "
-            "and late ranks are planned around between hosts only",
+            f"{num_ranks} ranks on one host that send by paced TCP, {rate} each; Paceline is kept to rings, "
+            "as Gloo is, with half the rate for each direction where both are used; "
+            "late ranks are planned around between hosts only",
         )
         return
     with Lab(num_ranks, rate_bytes_per_s, rate_bytes_per_s) as lab:

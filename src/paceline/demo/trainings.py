@@ -117,7 +117,8 @@ def train(strategy: Strategy, module: nn.Module, digits: Digits, job: Job, say: 
     dist.barrier()
     for number in range(job.iterations):
         if job.pace_bytes_per_s:
-            pace_connections(job.pace_bytes_per_s)  # again, because connections are opened when first needed
+            # Again in each iteration, because connections are opened when first needed.
+            pace_connections(job.pace_bytes_per_s // strategy.connections_at_once)
         began_s = time.perf_counter()
         images, labels = digits.batch(number, job.batch, rank, job.num_ranks, job.seed)
         time.sleep(lag_s)  # a slow disk, a long document
