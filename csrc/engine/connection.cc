@@ -241,7 +241,7 @@ bool Connection::parse() {
     }
     in_frame_ = true;
     const size_t here = std::min<size_t>(to_go_, ahead_end_ - ahead_begin_);
-    if (here > 0) {
+    if (here > 0 && to_ != nullptr) {
       std::memcpy(to_, ahead_.data() + ahead_begin_, here);
       ahead_begin_ += here;
       to_ += here;

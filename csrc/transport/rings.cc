@@ -55,7 +55,7 @@ bool Rings::open(const Fd& theirs) {
   struct stat status{};
   if (is_open() || ::fstat(theirs.get(), &status) != 0 || status.st_size != sizeof(Segment)) return false;
   if ((::fcntl(theirs.get(), F_GET_SEALS) & kSeals) != kSeals) return false;
-  void* memory = ::mmap(nullptr, sizeof(Segment), PROT_READ, MAP_SHARED, theirs.get(), 0);
+  const void* memory = ::mmap(nullptr, sizeof(Segment), PROT_READ, MAP_SHARED, theirs.get(), 0);
   if (memory == MAP_FAILED) return false;
   theirs_ = static_cast<const Segment*>(memory);
   return true;
