@@ -30,7 +30,7 @@ demo: install  ## the main job: a training with a late rank and thin links, thre
 	@mkdir -p out
 	$(BIN)/paceline demo --picture out/demo.png
 
-test: install  ## the tests users and CI run (about 15 minutes on two cores)
+test: install  ## the tests users and CI run (15 to 25 minutes on two cores)
 	$(BIN)/python -m pytest
 
 cpp-test:  ## the tests of the C++ core alone, without torch (needs GoogleTest: apt-get install libgtest-dev)

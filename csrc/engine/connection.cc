@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "common/passing.h"
+
 namespace paceline {
 namespace {
 
@@ -144,22 +146,12 @@ size_t Connection::read_some() {
   return parse() ? static_cast<size_t>(got) : 0;
 }
 
-// Bytes, and the file that a peer of the same host passes with them.
+// Bytes, and the segment that a peer of the same host passes with them.
 ssize_t Connection::receive(std::span<iovec> parts) {
   if (rings_ == nullptr || rings_->is_open()) return ::readv(fd_.get(), parts.data(), static_cast<int>(parts.size()));
-  alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(int))> space{};
-  msghdr message{};
-  message.msg_iov = parts.data();
-  message.msg_iovlen = parts.size();
-  message.msg_control = space.data();
-  message.msg_controllen = space.size();
-  const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC);
-  const cmsghdr* control = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-  if (control != nullptr && control->cmsg_level == SOL_SOCKET && control->cmsg_type == SCM_RIGHTS) {
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(control), sizeof(fd));
-    passed_ = Fd(fd);
-  }
+  int file = -1;
+  const ssize_t got = receive_with_file(fd_.get(), parts, &file);
+  if (file >= 0) passed_ = Fd(file);
   return got;
 }
 
@@ -312,25 +304,6 @@ size_t Connection::collect(std::span<iovec> parts) {
   return count;
 }
 
-// Bytes, and this side's segment with the frame that announces it.
-ssize_t Connection::transmit(std::span<iovec> parts) {
-  msghdr message{};
-  message.msg_iov = parts.data();
-  message.msg_iovlen = parts.size();
-  alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(int))> space{};
-  if (raw_.empty() && front_written_ == 0 && out_.front().header.type == FrameType::kRings) {
-    message.msg_control = space.data();
-    message.msg_controllen = space.size();
-    cmsghdr* control = CMSG_FIRSTHDR(&message);
-    control->cmsg_level = SOL_SOCKET;
-    control->cmsg_type = SCM_RIGHTS;
-    control->cmsg_len = CMSG_LEN(sizeof(int));
-    const int fd = rings_->fd();
-    std::memcpy(CMSG_DATA(control), &fd, sizeof(fd));
-  }
-  return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
 // One sendmsg of as many frames as fit. False when no more can go now.
 bool Connection::write_some() {
   std::array<iovec, 64> parts{};
@@ -341,7 +314,10 @@ bool Connection::write_some() {
     if (rings_->lied_to()) broken("counts bytes that were never sent");
     return false;
   }
-  const ssize_t sent = transmit(std::span(parts).first(count));
+  // This side's segment goes with the frame that announces it.
+  const bool announces = raw_.empty() && front_written_ == 0 && out_.front().header.type == FrameType::kRings;
+  const ssize_t sent = send_with_file(fd_.get(), std::span(parts).first(count), announces ? rings_->fd() : -1,
+                                      MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) {
     socket_full_ = errno == EAGAIN || errno == EINTR;
     if (socket_full_) {

@@ -111,7 +111,6 @@ class Connection final : public Watcher {
   bool control_rings(const FrameHeader& header);
   void settle();
   bool write_some();
-  ssize_t transmit(std::span<iovec> parts);
   size_t collect(std::span<iovec> parts);
   void watch();
   void broken(const std::string& reason);

@@ -5,8 +5,8 @@
 #include <sys/socket.h>
 
 #include <array>
-#include <cstring>
 
+#include "common/passing.h"
 #include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
 
@@ -66,18 +66,7 @@ void Impostor::share(int fd) {
   std::array<uint8_t, kFrameHeaderBytes> bytes;
   encode(header, bytes);
   iovec part{bytes.data(), bytes.size()};
-  alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(int))> space{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = space.data();
-  message.msg_controllen = space.size();
-  cmsghdr* control = CMSG_FIRSTHDR(&message);
-  control->cmsg_level = SOL_SOCKET;
-  control->cmsg_type = SCM_RIGHTS;
-  control->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(control), &fd, sizeof(fd));
-  ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
+  send_with_file(fd_.get(), std::span(&part, 1), fd, MSG_NOSIGNAL);
 }
 
 bool Impostor::receive(std::span<uint8_t> bytes) {
