@@ -10,10 +10,6 @@
 namespace paceline {
 namespace {
 
-// What is sent and received in one frame: large enough to make calls cheap, small enough to stay in cache between
-// receiving, reducing and sending on.
-constexpr uint64_t kSliceBytes = Rings::kPieceBytes;
-
 // Frames of collectives that are not called yet are kept up to this much; beyond, the stream waits.
 constexpr uint64_t kMostEarlyBytes = 64 << 20;
 constexpr uint64_t kMostEarlyFrameBytes = 8 << 10;
@@ -142,7 +138,8 @@ void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t in
   const uint64_t ready = limit(*operation, index);
   const uint64_t bytes = operation->places[access.chunk].bytes;
   if (progress.queued || ready == progress.moved) return;
-  if (ready < bytes && ready - progress.moved < kSliceBytes) return;  // wait for a slice that is worth a frame
+  Connection* connection = group_.connection(access.peer, Lane::kCollective);
+  if (connection != nullptr && ready < bytes && ready - progress.moved < connection->slice_bytes()) return;
   progress.queued = true;
   std::deque<uint32_t>& queue = outgoing_[access.peer].queues[operation->seq].ready;
   if (operation->program->in_order()) {
@@ -154,7 +151,6 @@ void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t in
   } else {
     queue.push_back(index);
   }
-  Connection* connection = group_.connection(access.peer, Lane::kCollective);
   if (connection != nullptr) group_.mark(*connection);
 }
 
@@ -167,7 +163,7 @@ void Collectives::on_room(Connection& connection) {
   bool first = true;
   for (auto entry = outgoing.queues.begin(); entry != outgoing.queues.end() && connection.has_room();) {
     const uint64_t seq = entry->first;
-    if (!first && seq > outgoing.posted) break;
+    if (!first && (seq > outgoing.posted || !connection.idle())) break;
     const auto operation = operations_.find(seq);
     if (operation == operations_.end()) break;
     Outgoing::Queue& queue = entry->second;
@@ -203,7 +199,7 @@ void Collectives::hand_over(Connection& connection, const std::shared_ptr<Operat
   header.id = access.wire;
   header.seq = operation->seq;
   header.offset = progress.moved;
-  header.length = std::min(ready - progress.moved, kSliceBytes);
+  header.length = std::min(ready - progress.moved, connection.slice_bytes());
   header.total = place.bytes;
   header.call = operation->call;
   frame.payload = (access.from_input ? place.input : place.work) + progress.moved;
@@ -297,7 +293,7 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
       group_.fail(connection.peer(), mismatch(connection.peer(), header.call, header.seq));
       return FrameHandler::Verdict::kTake;
     }
-    if (header.length > kSliceBytes) {
+    if (header.length > Connection::kSliceBytes) {
       group_.fail(connection.peer(), group_.who(connection.peer()) + " sent a frame that is too long");
       return FrameHandler::Verdict::kTake;
     }

@@ -19,6 +19,9 @@ constexpr size_t kMostBytesATurn = 4 << 20;
 // Payload up to this size travels in the frame itself, also where memory is shared.
 constexpr uint64_t kInlineBytes = 8 << 10;
 
+// How often a stream's share of the kernel is fitted to its rate.
+constexpr auto kLimitEvery = std::chrono::milliseconds(100);
+
 constexpr const char* kClosed = "closed its connection: its process died";
 
 std::string broke(int error) {
@@ -33,6 +36,7 @@ Connection::Connection(Poller& poller, FrameHandler& handler, const Transport& t
                        Lane lane)
     : poller_(poller),
       handler_(handler),
+      transport_(transport),
       fd_(std::move(fd)),
       peer_(peer),
       lane_(lane),
@@ -321,7 +325,7 @@ bool Connection::write_some() {
   if (sent < 0) {
     socket_full_ = errno == EAGAIN || errno == EINTR;
     if (socket_full_) {
-      if (blocked_since_ == Clock::time_point::max()) blocked_since_ = Clock::now();
+      full();
       return false;
     }
     // The peer may have said why before it closed: read that first, unless nobody listens any more.
@@ -347,6 +351,15 @@ bool Connection::write_some() {
     if (broken_) return false;
   }
   return true;
+}
+
+// The kernel takes no more for now.
+void Connection::full() {
+  if (blocked_since_ != Clock::time_point::max()) return;
+  blocked_since_ = Clock::now();
+  if (blocked_since_ < limited_at_ + kLimitEvery) return;
+  limited_at_ = blocked_since_;
+  most_bytes_ = transport_.limit_unsent(fd_.get());
 }
 
 void Connection::finish() {

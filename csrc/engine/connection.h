@@ -67,6 +67,9 @@ class FrameHandler {
 
 class Connection final : public Watcher {
  public:
+  // Collectives send no larger frames.
+  static constexpr uint64_t kSliceBytes = Rings::kPieceBytes;
+
   Connection(Poller& poller, FrameHandler& handler, const Transport& transport, Fd fd, uint32_t peer, Lane lane);
   ~Connection() override;
 
@@ -81,7 +84,10 @@ class Connection final : public Watcher {
   void enqueue_raw(std::vector<uint8_t> bytes);
   void enqueue(OutFrame frame);
   void enqueue_control(const FrameHeader& header);
-  bool has_room() const { return out_.size() < kMostFrames && out_bytes_ < kMostBytes; }
+  bool has_room() const { return out_.size() < kMostFrames && out_bytes_ < most_bytes_; }
+  // What is worth a frame of its own: large enough to make calls cheap, small enough to stay in cache between receiving,
+  // reducing and sending on, and to let others through on a slow link.
+  uint64_t slice_bytes() const { return most_bytes_ < 2 * kSliceBytes ? kSliceBytes / 2 : kSliceBytes; }
   bool idle() const { return out_.empty(); }
 
   // Writes what can be written now, asking the handler for more as long as there is room.
@@ -101,7 +107,6 @@ class Connection final : public Watcher {
 
  private:
   static constexpr size_t kMostFrames = 32;
-  static constexpr size_t kMostBytes = 1 << 20;
 
   size_t read_some();
   ssize_t receive(std::span<iovec> parts);
@@ -111,6 +116,7 @@ class Connection final : public Watcher {
   bool control_rings(const FrameHeader& header);
   void settle();
   bool write_some();
+  void full();
   size_t collect(std::span<iovec> parts);
   void watch();
   void broken(const std::string& reason);
@@ -118,6 +124,7 @@ class Connection final : public Watcher {
 
   Poller& poller_;
   FrameHandler& handler_;
+  const Transport& transport_;
   Fd fd_;
   uint32_t peer_;
   Lane lane_;
@@ -140,6 +147,8 @@ class Connection final : public Watcher {
   std::vector<uint8_t> raw_;
   size_t front_written_ = 0;  // bytes of the front frame, header included
   size_t out_bytes_ = 0;
+  size_t most_bytes_ = kMostUnsentBytes;
+  Clock::time_point limited_at_ = Clock::time_point::min();
   bool socket_full_ = false;
   Clock::time_point blocked_since_ = Clock::time_point::max();
   bool room_again_ = false;  // the peer has made room in the ring

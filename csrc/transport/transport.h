@@ -13,6 +13,9 @@
 
 namespace paceline {
 
+// What waits in a stream at most, however fast it is.
+constexpr size_t kMostUnsentBytes = 1 << 20;
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -31,6 +34,10 @@ class Transport {
   // Starts to connect; the stream becomes writable when that is done. Throws std::system_error when it cannot even
   // start, with ECONNREFUSED when nobody listens there.
   virtual Fd connect(const std::string& address) = 0;
+
+  // Lets the kernel hold no more of a stream than it sends in a moment, so that what is urgent need not wait behind what
+  // is not. Returns how many bytes that is; called again, since rates change.
+  virtual size_t limit_unsent(int fd) const = 0;
 
   // For the payload of a new stream; nullptr where it goes through the socket.
   virtual std::unique_ptr<Rings> create_rings() const = 0;

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.algorithms import ALGORITHMS, algorithm, prove
 from paceline.backend import arrivals
+from paceline.config import Options
 from paceline.errors import (
     FileFormatError,
     PacelineError,
@@ -49,6 +50,7 @@ __all__ = [
     "FileFormatError",
     "Host",
     "Kind",
+    "Options",
     "PacelineError",
     "Plan",
     "Proof",

@@ -34,11 +34,11 @@ def register() -> None:
         dist.Backend.register_backend("paceline", _create, extended_api=True, devices=["cpu"])
 
 
-def _create(options: Any, _backend_options: Any) -> Backend:
+def _create(options: Any, told: Any) -> Backend:
     """What init_process_group and new_group call for each group."""
     from paceline._c10d import Backend, set_log_level
 
-    config = Config.from_environment()
+    config = Config.from_environment().told(told)
     set_log_level(LOG_LEVELS.index(config.log_level))
     timeout = options.timeout if isinstance(options.timeout, timedelta) else timedelta(seconds=options.timeout)
     return Backend(

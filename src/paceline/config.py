@@ -1,4 +1,4 @@
-"""Settings of a process, and the only reader of ``PACELINE_*`` variables.
+"""Settings of a process, the only reader of ``PACELINE_*`` variables, and what one group is told in code.
 
 ======================  ====================================================================================  =======
 variable                meaning                                                                               default
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from paceline.errors import UsageError
@@ -34,6 +34,20 @@ from paceline.units import parse_duration, parse_rate
 _T = TypeVar("_T")
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "off")
+
+
+@dataclass(frozen=True)
+class Options:
+    """For one group: ``torch.distributed.new_group(..., pg_options=paceline.Options(algorithm="ring"))``.
+
+    ``algorithm`` and ``late`` are as in the variables, and go before them. ``overlapping`` says that many of the
+    group's collectives are under way at once, so that a message waits behind others wherever it is passed on:
+    algorithms with few hops are taken then. All ranks of a group give the same.
+    """
+
+    algorithm: str | None = None
+    late: str | None = None
+    overlapping: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,17 @@ class Config:
     log_level: str = "warning"
     late: str = "auto"
     deterministic: bool = False
+    overlapping: bool = False
+
+    def told(self, options: object) -> Config:
+        """These settings, and what somebody has said in code for one group."""
+        if options is None:
+            return self
+        if not isinstance(options, Options):
+            raise UsageError(f"pg_options of a paceline group are paceline.Options, not {type(options).__name__}")
+        algorithms = self.algorithms if options.algorithm is None else _parse_algorithms(options.algorithm)
+        late = self.late if options.late is None else _parse_late(options.late)
+        return replace(self, algorithms=algorithms, late=late, overlapping=options.overlapping)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:

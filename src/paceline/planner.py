@@ -41,7 +41,8 @@ class Planner:
     def __call__(self, kind: str, root: int, size_bytes: int, exact: bool, choice: str) -> Program:
         """This rank's program for a request."""
         collective = Collective(Kind(kind), self._cluster.num_ranks, root)
-        plain = select(collective, self._cluster, size_bytes, exact=exact, wanted=self._config.algorithms)
+        wanted, overlapping = self._config.algorithms, self._config.overlapping
+        plain = select(collective, self._cluster, size_bytes, exact=exact, wanted=wanted, overlapping=overlapping)
         chosen = stragglers.decide(collective, self._cluster, size_bytes, choice or self._always, plain)
         if chosen is plain:
             return program(plain.proof, self._rank)

@@ -11,6 +11,7 @@ from contract import numbers, same
 
 from paceline.algorithms import ALGORITHMS
 from paceline.backend import chosen_algorithms
+from paceline.config import Options
 from paceline.ir.collective import ROOTED, Collective, Kind
 from ranks import BACKEND, Member, run_ranks
 
@@ -63,12 +64,11 @@ def run(kind: Kind, me: Member, root: int, size: int, group: dist.ProcessGroup) 
 
 
 def collectives(me: Member, name: str) -> None:
-    """All that the algorithm serves, in a group of its own for each, since a group reads the settings once."""
+    """All that the algorithm serves, in a group of its own for each, which is told in code."""
     for kind in sorted(ALGORITHMS[name].kinds):
         if not ALGORITHMS[name].serves(Collective(kind, me.world_size)):
             continue
-        os.environ["PACELINE_ALGORITHM"] = f"{kind}:{name}"
-        group = dist.new_group()
+        group = dist.new_group(pg_options=Options(algorithm=f"{kind}:{name}"))
         assert group is not None
         for size in SIZES if kind is not Kind.BARRIER else (0, 0):
             if kind is Kind.SCATTER and size == 0:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.config import Config
+from paceline.config import Config, Options
 from paceline.errors import UsageError
 from paceline.ir.collective import Kind
 
@@ -41,3 +41,18 @@ def test_links_given() -> None:
 def test_nonsense_gets_a_sentence_that_names_the_variable(variable: str, value: str) -> None:
     with pytest.raises(UsageError, match=variable):
         Config.from_environment({variable: value})
+
+
+def test_what_a_group_is_told_in_code_goes_before_the_variables() -> None:
+    config = Config.from_environment({"PACELINE_ALGORITHM": "ring", "PACELINE_LATE": "off"})
+    told = config.told(Options(algorithm="allgather:direct", overlapping=True))
+    assert told.algorithms == {Kind.ALL_GATHER: "direct"}
+    assert (told.late, told.overlapping) == ("off", True)
+    assert config.told(Options()) == config.told(None) == config
+
+
+def test_options_of_another_backend_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"are paceline\.Options, not dict"):
+        Config().told({"algorithm": "ring"})
+    with pytest.raises(UsageError, match="there is no collective"):
+        Config().told(Options(algorithm="allsum:ring"))

@@ -69,6 +69,8 @@ class Shm final : public Transport {
     return fd;
   }
 
+  size_t limit_unsent(int /*fd*/) const override { return kMostUnsentBytes; }
+
   std::unique_ptr<Rings> create_rings() const override {
     try {
       return std::make_unique<Rings>();

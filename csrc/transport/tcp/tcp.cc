@@ -2,13 +2,14 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <linux/tcp.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -17,6 +18,10 @@
 
 namespace paceline::tcp {
 namespace {
+
+// What the kernel may hold unsent: what goes out in a millisecond, which is longer than it takes to refill it.
+constexpr uint64_t kUnsentPerSecond = 1000;
+constexpr uint64_t kLeastUnsentBytes = 64 << 10;
 
 struct Endpoint {
   sockaddr_storage storage{};
@@ -140,6 +145,16 @@ class Tcp final : public Transport {
     prepare(fd.get());
     if (::connect(fd.get(), endpoint.get(), endpoint.length) != 0 && errno != EINPROGRESS) fail("connect");
     return fd;
+  }
+
+  size_t limit_unsent(int fd) const override {
+    tcp_info info{};
+    socklen_t length = sizeof(info);
+    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return kMostUnsentBytes;
+    const uint64_t in_a_moment = info.tcpi_delivery_rate / kUnsentPerSecond;
+    const auto bytes = static_cast<int>(std::clamp<uint64_t>(in_a_moment, kLeastUnsentBytes, kMostUnsentBytes));
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof(bytes));
+    return static_cast<size_t>(bytes);
   }
 
   std::unique_ptr<Rings> create_rings() const override { return nullptr; }

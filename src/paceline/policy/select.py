@@ -22,10 +22,14 @@ LOCAL_LATENCY_S = 5e-6
 _CLOSE = 1.02
 """Prices this close are equal: the model does not know better, and the simpler algorithm is taken."""
 
-_SIMPLE_FIRST = ("ring", "direct", "doubling", "chain", "binomial", "dissemination", "pairwise")
-"""Between hosts, one that never sends to many at once; inside one, that with the fewest steps."""
+_CLOSE_WHERE_OTHERS_WAIT = 1.1
+"""The same where a message waits behind others at every hop, which the model does not know at all."""
 
-_SIMPLE_FIRST_ON_ONE_HOST = ("direct", "doubling", "ring", "chain", "binomial", "dissemination", "pairwise")
+_SIMPLE_FIRST = ("ring", "direct", "doubling", "chain", "binomial", "dissemination", "pairwise")
+"""Between hosts, one that never sends to many at once; inside one, and where many collectives are under way at once,
+that where bytes are passed on least."""
+
+_FEW_HOPS_FIRST = ("direct", "doubling", "ring", "chain", "binomial", "dissemination", "pairwise")
 
 
 def select(
@@ -35,11 +39,13 @@ def select(
     *,
     exact: bool = False,
     wanted: Mapping[Kind | None, str] | None = None,
+    overlapping: bool = False,
 ) -> Plan:
     """The plan to run: the wanted algorithm, or the one with the lowest price.
 
     ``exact`` says that the order of additions is free: whole numbers, minima, copies. Where it is not, an algorithm
-    whose ranks add in different orders is left out, since all ranks must end with the same bits.
+    whose ranks add in different orders is left out, since all ranks must end with the same bits. ``overlapping`` says
+    that many collectives are under way at once.
 
     >>> select(Collective(Kind.ALL_REDUCE, 8), Cluster.preset("lan8"), 64e6).algorithm
     """
@@ -54,8 +60,9 @@ def select(
     if not plans:
         raise UsageError(f"no algorithm serves {collective}")
     best_s = min(found.cost.exposed_s for found in plans)
-    close = [found for found in plans if found.cost.exposed_s <= best_s * _CLOSE]
-    order = _SIMPLE_FIRST if len(cluster.hosts) > 1 else _SIMPLE_FIRST_ON_ONE_HOST
+    close_s = best_s * (_CLOSE_WHERE_OTHERS_WAIT if overlapping else _CLOSE)
+    close = [found for found in plans if found.cost.exposed_s <= close_s]
+    order = _SIMPLE_FIRST if len(cluster.hosts) > 1 and not overlapping else _FEW_HOPS_FIRST
     return min(close, key=lambda found: _simplicity(found, order))
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.config import Options
 from paceline.errors import UsageError
 
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -49,14 +50,19 @@ def make_groups(process_group: Any, device_mesh: DeviceMesh | None) -> Groups:
     rank, num_ranks = dist.get_rank(parent), dist.get_world_size(parent)
     if num_ranks == 1:
         return Groups(parent, parent, parent, rank, 1)
-    return Groups(parent, _twin(parent, "reduce"), _twin(parent, "gather"), rank, num_ranks)
+    gather = _twin(parent, "gather", Options(overlapping=True))
+    return Groups(parent, _twin(parent, "reduce"), gather, rank, num_ranks)
 
 
-def _twin(parent: Any, half: str) -> Any:
+def _twin(parent: Any, half: str, options: Options | None = None) -> Any:
+    """A group like the parent; options are for ours only."""
+    backends = dist.get_backend_config(parent)
+    ours = all(entry.endswith(":paceline") for entry in backends.split(","))
     return dist.new_group(
         dist.get_process_group_ranks(parent),
         timeout=_timeout(parent),
-        backend=dist.get_backend_config(parent),
+        backend=backends,
+        pg_options=options if ours else None,
         use_local_synchronization=True,
         group_desc=f"dear {half}",
         sort_ranks=False,
