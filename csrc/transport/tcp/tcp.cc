@@ -19,8 +19,9 @@
 namespace paceline::tcp {
 namespace {
 
-// What the kernel may hold unsent: what goes out in a millisecond, which is longer than it takes to refill it.
-constexpr uint64_t kUnsentPerSecond = 1000;
+// What the kernel may hold unsent: what goes out in four milliseconds. With less, links fall idle between two turns of a
+// busy processor.
+constexpr uint64_t kMomentsPerSecond = 250;
 constexpr uint64_t kLeastUnsentBytes = 64 << 10;
 
 struct Endpoint {
@@ -151,7 +152,7 @@ class Tcp final : public Transport {
     tcp_info info{};
     socklen_t length = sizeof(info);
     if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return kMostUnsentBytes;
-    const uint64_t in_a_moment = info.tcpi_delivery_rate / kUnsentPerSecond;
+    const uint64_t in_a_moment = info.tcpi_delivery_rate / kMomentsPerSecond;
     const auto bytes = static_cast<int>(std::clamp<uint64_t>(in_a_moment, kLeastUnsentBytes, kMostUnsentBytes));
     ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof(bytes));
     return static_cast<size_t>(bytes);
