@@ -38,8 +38,8 @@ def test_one_late_rank(tmp_path: Path) -> None:
     rows = _rows(done, tmp_path / "a.json")
     assert [row["contender"] for row in rows] == ["paceline", "messages"]
     assert all(row["late_s"] == {"1": 0.02} for row in rows)
-    assert all(row["exposed"]["count"] == 2 for row in rows)
-    assert all(row["exposed"]["min_s"] > 0 for row in rows)
+    assert all(row["time"]["count"] == 2 for row in rows)
+    assert all(row["time"]["min_s"] > 0 for row in rows)
     assert all(row["arrival_s"] > 0 for row in rows)
     assert "3 40000 1:20 ms paceline" in " ".join(done.stdout.splitlines()[1].split())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from paceline.bench.contenders import PEERS, Contender
 from paceline.bench.figures import Operation
-from paceline.bench.late import SWEEPS, LateQuestion, LateResults, late_contender, run_late
+from paceline.bench.late import SWEEPS, LateQuestion, late_contender, run_late
 from paceline.bench.late_report import draw_late, late_caption, late_table
 from paceline.bench.measure import Effort, Question
 from paceline.bench.plot import draw_results
@@ -96,24 +96,20 @@ def bench(
         timeout_s=timeout,
     )
     if late or late_sweep:
-        late_question = _late_question(question, late, late_sweep, peers, algorithm)
-        late_results = run_late(late_question, lab, install=not no_install)
-        _report(late_results, late_table(late_results), late_caption(late_results), json, plot, draw_late)
+        results = run_late(_late_question(question, late, late_sweep, peers, algorithm), lab, install=not no_install)
+        _report(results, late_table(results), late_caption(results), json, plot, draw_late)
     else:
         results = run(question, lab, install=not no_install)
         _report(results, results_table(results), caption(results), json, plot, draw_results)
 
 
-_ResultsT = TypeVar("_ResultsT", Results, LateResults)
-
-
 def _report(
-    results: _ResultsT,
+    results: Results,
     table: Table,
     words: Iterable[str],
     json: Path | None,
     plot: Path | None,
-    draw: Callable[[_ResultsT, Path], None],
+    draw: Callable[[Results, Path], None],
 ) -> None:
     """Print the table, save and draw what is asked for, and exit with 1 if the subject was wrong."""
     out = tables.console()
