@@ -1,4 +1,4 @@
-"""``paceline bench``: a backend's collectives measured beside its peers', against the limit of the links."""
+"""``paceline bench allreduce`` and its like: collectives measured beside peers', against the limit of the links."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ _WIDTH = 150  # a table of figures is worth nothing with its figures cut off
 
 
 def bench(
-    operation: Annotated[
-        str, typer.Argument(help=f"{', '.join(map(str, Operation))}.", metavar="COLLECTIVE")
-    ] = "allreduce",
+    context: typer.Context,
     sizes: Annotated[
         str, typer.Option(help="FIRST:LAST in factors of 4, FIRST:LAST:xFACTOR, or a list with commas.")
     ] = "4KB:64MB",
@@ -71,7 +69,7 @@ def bench(
         Path | None, typer.Option(metavar="FILE", help="Plot time against size, or what is swept (.png, .svg, .pdf).")
     ] = None,
 ) -> None:
-    """Measure a collective: nccl-tests' table, beside peers in one interleaved run.
+    """Measure this collective: nccl-tests' table, beside peers in one interleaved run.
 
     \b
     Examples:
@@ -79,14 +77,13 @@ def bench(
       paceline bench allgather --sizes 64MB --lab lan8 --json allgather.json
       paceline bench allreduce --sizes 64MB --lab lan8 --late 3:1500ms --peers ring,messages,gloo
       paceline bench allreduce --sizes 64MB --lab lan8 --late-sweep delay --plot delay.png
-      paceline bench training --help
     """
     if plot is not None:
         check_picture_path(plot)
     if json is not None and not json.absolute().parent.is_dir():
         raise UsageError(f"cannot write {json}: there is no folder {json.absolute().parent}")
     question = Question(
-        operation=Operation.parse(operation),
+        operation=Operation(context.command.name),
         sizes=parse_sizes(sizes),
         num_ranks=_num_ranks(ranks, lab, late_sweep),
         subject=Contender(backend, {"PACELINE_ALGORITHM": algorithm} if algorithm else {}),

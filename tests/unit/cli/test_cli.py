@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from paceline.bench.figures import Operation
+
 
 def paceline(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     code = "from paceline.cli.main import run; run()"
@@ -23,6 +25,24 @@ def test_version_and_help() -> None:
         done = paceline(verb, "--help")
         assert done.returncode == 0
         assert "Example" in done.stdout
+
+
+def test_bench_names_its_verbs() -> None:
+    done = paceline("bench", "--help")
+    assert done.returncode == 0
+    verbs = [line.split()[0] for line in done.stdout.partition("Commands:\n")[2].splitlines()]
+    assert verbs == [*map(str, Operation), "training"]
+    wrong = paceline("bench", "gather", "--sizes", "4KB")
+    assert wrong.returncode == 2
+    assert wrong.stderr == f"paceline: error: 'gather' cannot be measured; there are {', '.join(verbs)}\n"
+    assert "bench [OPTIONS] COMMAND" in paceline("bench").stderr
+
+
+def test_a_collective_is_known_however_it_is_written() -> None:
+    for verb in ("allreduce", "all-reduce", "All_Reduce"):
+        wrong = paceline("bench", verb, "--sizes", "64MB:4KB")
+        assert wrong.returncode == 2
+        assert "ends before it begins" in wrong.stderr
 
 
 def test_plan_shows_proof_cost_and_ring(tmp_path: Path) -> None:
