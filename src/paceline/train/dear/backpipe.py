@@ -56,9 +56,8 @@ class BackPipe:
         self.gathered = False
         self.divisor = groups.num_ranks
         self.before_round: Callable[[], None] = lambda: None
-        for index, parameter in enumerate(parameters):
-            hooked: Any = parameter
-            hooked.register_post_accumulate_grad_hook(self._hook(index))
+        hooked: Sequence[Any] = parameters
+        self._hooks = [one.register_post_accumulate_grad_hook(self._hook(index)) for index, one in enumerate(hooked)]
 
     def use(self, buckets: Sequence[Bucket]) -> None:
         """Work with these buckets from now on; nothing is under way."""
@@ -68,6 +67,12 @@ class BackPipe:
             for index in bucket.indexes:
                 self._of[index] = bucket
         self._begin_round()
+
+    def close(self) -> None:
+        """Hear of no more gradients."""
+        self.enabled = False
+        for hook in self._hooks:
+            hook.remove()
 
     def bucket_of(self, index: int) -> Bucket:
         """Where a parameter travels."""

@@ -125,6 +125,11 @@ class Pipeline:
         for bucket in self.buckets:
             self.feed.complete(bucket)
 
+    def close(self) -> None:
+        """Leave the parameters alone from now on, whatever has arrived."""
+        self.back.close()
+        self.guard.lower_on(self.parameters)
+
     def before_reading_state(self) -> None:
         """Somebody reads the optimizer's state: unless it is the update itself, nothing may be outstanding."""
         if not self.feed.updating:
