@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from paceline.bench.figures import Operation
+from paceline.cli.main import run
 
 
 def paceline(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -185,11 +186,27 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), WRONG)
-def test_wrong_arguments_get_a_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    done = paceline(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert sentence.lower() in done.stderr.lower()
-    assert "Traceback" not in done.stderr
+def test_wrong_arguments_get_a_sentence_and_exit_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["paceline", *arguments])  # in this process: starting one takes longer than these
+    with pytest.raises(SystemExit) as end:
+        run()
+    assert end.value.code == 2
+    assert sentence.lower() in capsys.readouterr().err.lower()
+
+
+def test_a_process_says_it_without_a_traceback() -> None:
+    for arguments, sentence in (WRONG[0], WRONG[-1]):
+        done = paceline(*arguments)
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_reader_that_goes_away_gets_no_traceback() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective, Kind
@@ -13,7 +14,6 @@ from paceline.ir.cost import cost
 from paceline.policy import stragglers
 from paceline.policy.select import select
 from paceline.policy.stragglers import Seen, decide, forecast, lateness, parse, rules, spell, within
-from strategies import examples
 
 LAN = Cluster.preset("lan8")
 SIZE = 1 << 26
