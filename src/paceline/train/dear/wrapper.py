@@ -169,7 +169,8 @@ class DataParallel(nn.Module):
             raise UsageError("this DataParallel is closed: call its module, or wrap that anew")
         if self._alone:
             return self.module(*inputs, **kwargs)
-        if self._broadcast_buffers and self._running.stale and self._pipe.back.enabled:
+        back, trains = self._pipe.back, torch.is_grad_enabled() and self.module.training
+        if self._broadcast_buffers and back.enabled and self._running.due(back.steps, trains=trains):
             with self._joining.announced("buffers"):
                 self._running.broadcast(self._joining.last_active if self._joining.entered else 0)
         outputs = self.module(*inputs, **kwargs)
@@ -177,7 +178,7 @@ class DataParallel(nn.Module):
         if torch.is_grad_enabled():
             for output in tree_leaves(outputs):
                 if isinstance(output, torch.Tensor) and output.requires_grad:
-                    cast(Any, output).register_hook(self._pipe.back.backward_begins)
+                    cast(Any, output).register_hook(back.backward_begins)
         return outputs
 
     @contextmanager
@@ -216,7 +217,7 @@ class DataParallel(nn.Module):
                     "reduce": lambda _: self._pipe.reduce(),
                     "gather": lambda _: self._pipe.gather_gradients(),
                     "clip": lambda details: self.clip_grad_norm_(*details),
-                    "abandon": lambda _: self._pipe.back.abandon(),
+                    "abandon": lambda _: self._pipe.abandon(),
                     "step": self._shadow_step,
                     "buffers": lambda _: self._running.broadcast(self._joining.last_active),
                 }
@@ -291,7 +292,7 @@ class DataParallel(nn.Module):
             return
         if self._pipe.back.under_way:
             with self._joining.announced("abandon"):
-                self._pipe.back.abandon()
+                self._pipe.abandon()
         self._pipe.zero_grad(set_to_none)
 
     def synchronize(self) -> None:
