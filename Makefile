@@ -31,7 +31,7 @@ demo: install  ## the main job: a training with a late rank and thin links, thre
 	@mkdir -p out
 	$(BIN)/paceline demo --picture out/demo.png
 
-test: install  ## the tests users and CI run (up to 10 minutes on two cores)
+test: install  ## the tests users and CI run
 	$(PYTEST) -n auto tests/unit
 	$(PYTEST) tests/conformance tests/integration
 
