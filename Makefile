@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
 TOOLS := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 STAMP := $(VENV)/.built
 CPP := $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
@@ -30,8 +31,9 @@ demo: install  ## the main job: a training with a late rank and thin links, thre
 	@mkdir -p out
 	$(BIN)/paceline demo --picture out/demo.png
 
-test: install  ## the tests users and CI run (15 to 25 minutes on two cores)
-	$(BIN)/python -m pytest
+test: install  ## the tests users and CI run
+	$(PYTEST) -n auto tests/unit
+	$(PYTEST) tests/conformance tests/integration
 
 cpp-test:  ## the tests of the C++ core alone, without torch (needs GoogleTest: apt-get install libgtest-dev)
 	tests/cpp/run.sh test
@@ -42,8 +44,9 @@ fuzz:  ## what parses bytes from the network, FUZZ_SECONDS (10) for each target
 sanitize: install  ## the C++ tests under address, undefined and thread sanitizers, and conformance under the first two
 	tests/cpp/run.sh sanitize
 
-thorough: install  ## the same tests with twenty times the examples (about 25 minutes)
-	EFFORT=20 $(BIN)/python -m pytest -o timeout=1800
+thorough: install  ## the same tests with every combination, and properties on eighty times the examples
+	EFFORT=20 $(PYTEST) -o timeout=1800 -n auto tests/unit
+	EFFORT=20 $(PYTEST) -o timeout=1800 tests/conformance tests/integration
 
 conformance: install  ## PyTorch's own distributed test-suite on Paceline, whole, with 3 and 8 ranks; reports in out/
 	@mkdir -p out
@@ -52,7 +55,7 @@ conformance: install  ## PyTorch's own distributed test-suite on Paceline, whole
 	$(BIN)/python tests/conformance/pytorch_suite --backend paceline --world-size 8 --report out/conformance8.txt
 
 faults: install  ## ranks killed at 200 random moments, and the other faults
-	FAULTS=200 $(BIN)/python -m pytest -o timeout=1800 tests/integration/test_faults.py
+	FAULTS=200 $(PYTEST) -o timeout=1800 tests/integration/test_faults.py
 
 lint: install  ## ruff, mypy --strict, clang-format and clang-tidy
 	$(BIN)/ruff check .

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
+from effort import examples
+
 settings.register_profile(
-    "paceline", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], print_blob=True
+    "paceline",
+    examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    print_blob=True,
 )
 settings.load_profile("paceline")
 

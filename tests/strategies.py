@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from paceline.algorithms import ALGORITHMS, Algorithm
 from paceline.ir.collective import ROOTED, Collective, Kind
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer, Transfers
-
-
-def examples(number: int) -> settings:
-    """So many examples, times EFFORT (``make thorough`` sets it)."""
-    return settings(max_examples=number * int(os.environ.get("EFFORT", "1")))
 
 
 @st.composite

@@ -99,6 +99,12 @@ class Config:
         )
 
 
+def variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that are set, for the records of what was measured."""
+    env = os.environ if environment is None else environment
+    return {name: value for name, value in sorted(env.items()) if name.startswith("PACELINE_")}
+
+
 def _read(env: Mapping[str, str], name: str, parse: Callable[[str], _T]) -> _T | None:
     """A variable's value, or None where it is not set or empty."""
     if not env.get(name):

@@ -6,6 +6,7 @@ PacelineError
  ├─ FileFormatError       a schedule or cluster file is malformed, hostile or of another version
  ├─ LabError              the lab cannot be set up, or cannot run a command; the message says what it needs
  ├─ ContenderError        a contender of a benchmark cannot be had, died or hangs
+ ├─ StepError             ranks of a DataParallel do different things in one step; the message names them
  ├─ MessageError          a message of a collective over another backend failed; the message names the peer
  └─ ScheduleError         a schedule breaks a rule of the schedule language
      └─ ProofError        a well-formed schedule does not do what its collective promises
@@ -36,6 +37,10 @@ class LabError(PacelineError):
 
 class ContenderError(PacelineError, RuntimeError):
     """A contender of a benchmark cannot be had, died, hangs or answers nonsense; the message names it and its rank."""
+
+
+class StepError(PacelineError, RuntimeError):
+    """Ranks of a DataParallel do different things in one step; the message names them, and says how to go on."""
 
 
 class MessageError(PacelineError, RuntimeError):

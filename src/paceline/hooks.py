@@ -15,6 +15,7 @@ same.
 
 import logging
 from collections.abc import Mapping
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from torch._C._distributed_c10d import GradBucket
 from paceline.collectives import Late, all_reduce, read_late
 from paceline.errors import UsageError
 from paceline.executors.handles import Pending
-from paceline.policy.latecomers import latecomers, lateness_s
+from paceline.policy.stragglers import RECENT, Seen, forecast
 
 _log = logging.getLogger("paceline")
 
@@ -51,13 +52,14 @@ class StragglerState:
             raise UsageError("there is no process group: call torch.distributed.init_process_group first")
         self.process_group = group
         self.algorithm, self.every, self.least_late_s = algorithm, every, least_late_s
-        self.measures = late is None
+        self.measures = late is None and group.size() > 1
         self._given = late if late is None or isinstance(late, (int, Mapping)) else list(late)
         self.late: dict[int, float] = read_late(self._given, group.size())
         self.lateness_s: list[float] = []
         self.step = 0
         self._first: Pending | None = None
         self._spent_s: list[float] = []
+        self._seen: list[Seen] = []
         self._exchange: tuple[dist.Work, list[torch.Tensor]] | None = None
 
     def begin_step(self, device: torch.device) -> None:
@@ -83,9 +85,12 @@ class StragglerState:
         work, everyones = self._exchange
         self._exchange = None
         work.wait()
-        spent_s = [one.tolist() for one in everyones]
-        self.lateness_s = lateness_s(spent_s)
-        late = latecomers(spent_s, self.late, least_s=self.least_late_s)
+        late = self.late
+        steps = [Seen.inside(spent_s) for spent_s in zip(*(one.tolist() for one in everyones), strict=True)]
+        for seen in steps:
+            self._seen = [*self._seen, seen][-RECENT:]
+            late = forecast(self._seen, late, self.least_late_s)
+        self.lateness_s = [median(of_rank) for of_rank in zip(*(seen.late_s for seen in steps), strict=True)]
         if late != self.late and dist.get_rank(self.process_group) == 0:
             who = [f"rank {rank} arrives {1e3 * self.lateness_s[rank]:.0f} ms late" for rank in late]
             _log.info("step %d: %s", self.step, ", ".join(who) or "nobody is late any more")

@@ -54,8 +54,9 @@ class Planner:
         self._known_late, lines = news(self._known_late, lateness(list(self._history)))
         for line in lines:
             _log.warning(line)
-        seen = [stragglers.Seen(one.size_bytes, one.late_s) for one in self._history]
-        self._late_s = stragglers.forecast(seen, self._late_s, self._cluster)
+        per_byte_s = stragglers.seconds_per_byte(self._cluster)
+        seen = [stragglers.Seen(one.size_bytes * per_byte_s, one.late_s) for one in self._history]
+        self._late_s = stragglers.forecast(seen, self._late_s)
         return stragglers.spell(self._late_s)
 
 

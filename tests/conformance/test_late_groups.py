@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from effort import thorough
 from paceline.backend import arrivals, chosen_algorithms
 from ranks import BACKEND, Member, Ranks, run_ranks
 
@@ -41,8 +42,13 @@ def forced(me: Member) -> tuple[list[str], str]:
     return digests, "; ".join(chosen_algorithms())
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 5, 6, 7, 8])
-@pytest.mark.parametrize("late", ["0", "1:50", "2"])
+@pytest.mark.parametrize(
+    ("ranks", "late"),
+    thorough(
+        [(ranks, late) for ranks in range(3, 9) for late in ("0", "1:50", "2")],
+        [(3, "2"), (4, "0"), (5, "1:50"), (6, "2"), (7, "0"), (8, "1:50")],
+    ),
+)
 def test_whoever_is_said_to_be_late_sums_are_right(ranks: int, late: str) -> None:
     said = run_ranks(forced, ranks, environment={"PACELINE_LATE": late, "PACELINE_TRANSPORT": "tcp"})
     assert len({tuple(digests) for digests, _ in said}) == 1
@@ -76,8 +82,13 @@ def between_hosts(me: Member, task: str) -> tuple[list[str], str, list[str]]:
     return digests, chosen, seen
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 6])
-@pytest.mark.parametrize("task", ["late", "turns", "nobody"])
+@pytest.mark.parametrize(
+    ("ranks", "task"),
+    thorough(
+        [(ranks, task) for ranks in (3, 4, 6) for task in ("late", "turns", "nobody")],
+        [(3, "late"), (4, "nobody"), (4, "late"), (6, "turns")],
+    ),
+)
 def test_decisions_between_hosts(ranks: int, task: str) -> None:
     slow = {"PACELINE_TRANSPORT": "tcp", "PACELINE_RATE": "100mbit", "PACELINE_LATENCY": "50us"}
     with Ranks(between_hosts, ranks, task, join=False, environment=slow) as running:

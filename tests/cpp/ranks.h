@@ -103,4 +103,7 @@ class Job {
 
 std::vector<uint8_t> random_bytes(size_t size, uint32_t seed);
 
+// Whether an error says so.
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 }  // namespace paceline::testing

@@ -13,8 +13,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // Two schedules of the same all-reduce: the empty choice runs one, any other the other.
 class Question {
  public:

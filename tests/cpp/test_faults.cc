@@ -18,8 +18,6 @@ class Faults : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Core, Faults, ::testing::Values(false, true),
                          [](const auto& info) { return info.param ? "shm" : "tcp"; });
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 TEST_P(Faults, AbortEndsEverythingEverywhere) {
   Ranks ranks(3, options());
   std::vector<std::unique_ptr<Job>> jobs;

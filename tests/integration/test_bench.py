@@ -200,7 +200,6 @@ def test_in_the_lab_there_is_a_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["gather"], "'gather' cannot be measured; there are allreduce"),
         (["--sizes", "64MB:4KB"], "ends before it begins"),
         (["--peers", "nccl"], "no peer 'nccl' to measure against; there are gloo, openmpi, mpich"),
         (["--backend", "gloo", "--peers", "gloo"], "each contender is measured once"),
@@ -210,7 +209,7 @@ def test_in_the_lab_there_is_a_limit(tmp_path: Path) -> None:
     ],
 )
 def test_bad_arguments_are_sentences(arguments: list[str], sentence: str, tmp_path: Path) -> None:
-    done = _bench(*arguments, cwd=tmp_path)
+    done = _bench("allreduce", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
@@ -218,7 +217,7 @@ def test_bad_arguments_are_sentences(arguments: list[str], sentence: str, tmp_pa
 
 @needs_torch
 def test_an_unknown_backend_is_a_sentence(tmp_path: Path) -> None:
-    done = _bench("--backend", "nosuch", "--peers", "none", cwd=tmp_path)
+    done = _bench("allreduce", "--backend", "nosuch", "--peers", "none", cwd=tmp_path)
     assert done.returncode == 2
     assert "failed while joining its group: AssertionError: Unknown backend type nosuch" in done.stderr
 

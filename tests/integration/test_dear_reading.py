@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from dear_models import apart, ddp, dear, fit, loss_of, weights
+from dear_models import apart, ddp, dear, fit, weights
 from torch import nn
 
 import paceline
@@ -32,6 +32,52 @@ def _saved(model: nn.Module) -> nn.Module:
 
 def _first(model: nn.Module) -> nn.Parameter:
     return getattr(model, "module", model)[0].weight
+
+
+class Double(torch.autograd.Function):
+    """What libraries for quantisation and fused layers are made of."""
+
+    @staticmethod
+    def forward(_: Any, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+class Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return inputs @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ inputs
+
+
+class Itself(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, weight: torch.Tensor) -> torch.Tensor:
+        return weight
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class PastPython(torch.autograd.Function):
+    """Reads a parameter as a C++ extension does, which asks nobody."""
+
+    @staticmethod
+    def forward(_: Any, weight: torch.Tensor) -> torch.Tensor:
+        return torch.utils.dlpack.from_dlpack(torch._C._to_dlpack(weight)).clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
 
 
 READERS: dict[str, Callable[[Any], torch.Tensor]] = {
@@ -55,6 +101,11 @@ READERS: dict[str, Callable[[Any], torch.Tensor]] = {
     "in place": lambda model: _first(model).data.mul_(1.0),
     "written": lambda model: torch.add(torch.zeros(48, 16), _first(model).detach()),
     "out": lambda model: torch.cat([_first(model), _first(model)])[:48],
+    "function of autograd": lambda model: Double.apply(_first(model)) / 2,
+    "function of autograd that keeps it": lambda model: Project.apply(torch.eye(16), _first(model)).T,
+    "function of autograd that returns it": lambda model: Itself.apply(_first(model)) + 0,
+    "derivative along": lambda model: torch.func.jvp(lambda w: w * 1.0, (_first(model),), (torch.ones(48, 16),))[0],
+    "inside of vmap": lambda model: torch.func.vmap(lambda one: _first(model) @ one)(torch.eye(16)).T,
     "averaged": lambda model: _first(torch.optim.swa_utils.AveragedModel(model.module).module),
 }
 
@@ -141,19 +192,34 @@ def test_updates_wait_for_their_use_in_the_order_learnt(sharded: bool) -> None:
         assert all(done for _, done in flights)
 
 
-def aliases(me: Member) -> None:
-    """What cannot be seen: an alias taken before step(). synchronize() brings it up to date."""
+UNSEEN: dict[str, Callable[[nn.Module], Callable[[], torch.Tensor]]] = {
+    "alias": lambda model: _first(model).detach().clone,
+    "C++": lambda model: lambda: PastPython.apply(_first(model)),
+    "vmap": lambda model: lambda: torch.func.vmap(lambda row: row * 1.0)(_first(model)),
+    "grad": lambda model: lambda: torch.func.grad(lambda w: (w * w).sum() / 2)(_first(model)),
+}
+"""What C++ does with a bare parameter without asking Python."""
+
+
+def unseen(me: Member) -> None:
+    """Stale until synchronize(); asking the wrapper for its parameters does that."""
     model, optimizer = dear("mlp")
     fit(model, optimizer, "mlp", me, 2)
-    alias = _first(model).detach()
-    before = alias.clone()
-    optimizer.zero_grad()
-    loss_of(model, "mlp", 9, me.rank).backward()
-    optimizer.step()
-    assert torch.equal(alias, before)
+    for step, (name, reader) in enumerate(UNSEEN.items()):
+        read = reader(model)
+        before = read().detach()
+        fit(model, optimizer, "mlp", me, 1, step)
+        assert not torch.equal(_updated(model, name), before), name
+        assert torch.equal(read(), _first(model)), name
+
+
+def _updated(model: paceline.DataParallel, name: str) -> torch.Tensor:
+    """The first weight, after synchronize() or its like."""
+    if name == "vmap":
+        return dict(model.named_parameters())["module.0.weight"].detach()
     model.synchronize()
-    assert not torch.equal(alias, before)
+    return _first(model).detach()
 
 
-def test_an_alias_is_up_to_date_after_synchronize() -> None:
-    run_ranks(aliases, 2)
+def test_what_cannot_be_seen_is_up_to_date_after_synchronize() -> None:
+    run_ranks(unseen, 2)

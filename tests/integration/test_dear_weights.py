@@ -1,4 +1,6 @@
-"""DataParallel against DDP, from the same seeds, 200 steps in float32: both modes, three optimizers, two models.
+"""DataParallel against DDP, from the same seeds, in float32: both modes, three optimizers, two models.
+
+200 steps in ``make thorough``, and 60 otherwise.
 
 Two ranks add in only one order, and halves are exact: every bit is that of DDP. More ranks may add in another order
 than DDP's all-reduce, and thirds are rounded: weights, of size about one, stay within ``BETWEEN_ORDERS`` of DDP's.
@@ -19,9 +21,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
+from effort import thorough
 from ranks import BACKEND, Member, run_ranks
 
-STEPS = 200
+STEPS = thorough(200, 60)
 BETWEEN_ORDERS = 1e-5
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -78,10 +81,8 @@ def train(me: Member, name: str, optimizer: str) -> dict[str, Any]:
         ("transformer", "sgd", 3, BACKEND),
     ],
 )
-def test_two_hundred_steps_end_with_the_weights_of_ddp(
-    model: str, optimizer: str, num_ranks: int, backend: str
-) -> None:
+def test_many_steps_end_with_the_weights_of_ddp(model: str, optimizer: str, num_ranks: int, backend: str) -> None:
     for found in run_ranks(train, num_ranks, model, optimizer, backend=backend, timeout_s=110):
         bound = 0.0 if num_ranks == 2 else BETWEEN_ORDERS
         assert max(found["gathered"], found["sharded"]) <= bound, (found["gathered"], found["sharded"])
-        assert found["loss"] < 1.2  # it has learnt something: chance is 1.1 for the one, and 2.4 for the other
+        assert found["loss"] < thorough(1.2, 2.1)  # it learns: chance is 1.1 for the one, and 2.4 for the other

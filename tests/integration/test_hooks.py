@@ -71,8 +71,8 @@ def _decide(me: Member) -> Any:
 
 def test_all_decide_the_same_at_the_same_step() -> None:
     results = run_ranks(_decide, 4, backend="gloo")
-    # Steps 1 to 3 are exchanged at step 4 and decided upon at step 5; the next decisions follow at 8, 11 and 14.
-    wanted = [{}] * 4 + [{2: 0.25}] * 6 + [{}] * 4
+    # Steps 1 to 3 are exchanged at step 4 and looked at in step 5, when nobody has been late 4 times; 8 and 11 follow.
+    wanted = [{}] * 7 + [{2: 0.362}] * 3 + [{}] * 4
     for weights, late in results:
         assert late == wanted
         for one, first in zip(weights, results[0][0], strict=True):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from effort import thorough
 from ranks import BACKEND, Member, Ranks
 
 pytestmark = pytest.mark.skipif(BACKEND != "paceline", reason="tests Paceline's own decisions")
@@ -44,9 +45,17 @@ def _hear(ranks: Ranks, event: str, who: list[int], limit_s: float) -> list[str]
     return [ranks.store.get(f"{event}/{rank}").decode() for rank in who]
 
 
-@pytest.mark.parametrize("warm_up", [0, 1, 8])
-@pytest.mark.parametrize(("late", "victim"), [(3, 3), (3, 1), (3, 0), (0, 0), (0, 2)])
-@pytest.mark.parametrize("moment_s", [0.0, 0.3])
+PAIRS = [(3, 3), (3, 1), (3, 0), (0, 0), (0, 2)]
+WARM_UPS, MOMENTS_S = (0, 1, 8), (0.0, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("late", "victim", "warm_up", "moment_s"),
+    thorough(
+        [(*pair, warm_up, moment_s) for pair in PAIRS for warm_up in WARM_UPS for moment_s in MOMENTS_S],
+        [(*pair, WARM_UPS[(turn + i) % 3], MOMENTS_S[turn]) for i, pair in enumerate(PAIRS) for turn in (0, 1)],
+    ),
+)
 def test_a_death_while_a_rank_is_late(late: int, victim: int, warm_up: int, moment_s: float) -> None:
     with Ranks(waiting, 4, late, 60.0, warm_up, join=False, environment=SLOW) as ranks:
         _hear(ranks, "ready", [0, 1, 2, 3], 60)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.bench.results import save_json
 from paceline.bench.training.measure import Replay, measure
 from paceline.bench.training.plot import draw_training
 from paceline.bench.training.profile import LayerProfile, Profile, uniform_profile
 from paceline.bench.training.rank import wrap
 from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, gradient, groups_of
-from paceline.bench.training.results import save
 from paceline.bench.training.scaling import Scale
 from paceline.bench.training.strategies import STRATEGIES
 from paceline.bench.training.table import caption, training_table
@@ -24,7 +24,8 @@ TINY = Profile("tiny", (LayerProfile("a", (5, 2), 0.0, 0.0), LayerProfile("b", (
 
 
 @pytest.mark.timeout(90)
-def test_strategies_take_turns(tmp_path: Path) -> None:
+def test_strategies_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_ALGORITHM", "allreduce:ring")
     profile = uniform_profile()
     replay = Replay(
         profile=profile,
@@ -41,8 +42,10 @@ def test_strategies_take_turns(tmp_path: Path) -> None:
     assert all(row.wrong == 0 and row.time.count == 3 for row in results.rows)
     assert results.of("ddp").ddp_over is not None
     assert results.setting.bounds is None
-    save(results, tmp_path / "replay.json")
-    assert json.loads((tmp_path / "replay.json").read_text())["setting"]["num_tensors"] == 32
+    save_json(results, tmp_path / "replay.json")
+    saved = json.loads((tmp_path / "replay.json").read_text())
+    assert saved["setting"]["num_tensors"] == 32
+    assert saved["environment"]["ddp"]["PACELINE_ALGORITHM"] == "allreduce:ring"
     draw_training(results, tmp_path / "replay.png")
     assert (tmp_path / "replay.png").read_bytes().startswith(b"\x89PNG")
     assert training_table(results).row_count == len(results.rows)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from paceline import config
 from paceline.bench import peers
 from paceline.bench.rank_process.messages import Setup
 
@@ -36,6 +37,17 @@ class Contender:
     environment: dict[str, str] = field(default_factory=dict)
     backend: str = ""
     messages: bool = False
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The ``PACELINE_*`` variables in force: those this process hands down, and its own."""
+        return config.variables({**os.environ, **self.environment})
+
+    @property
+    def pieces(self) -> int | None:
+        """In how many pieces its algorithm is cut, if it is told."""
+        _, _, pieces = self.environment.get("PACELINE_ALGORITHM", "").partition("/")
+        return int(pieces) if pieces else None
 
     @property
     def is_mpi(self) -> bool:

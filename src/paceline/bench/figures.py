@@ -9,7 +9,6 @@ from enum import Enum
 import msgspec
 import numpy as np
 
-from paceline.errors import UsageError
 from paceline.ir.bound import exposed_bound
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective, Kind
@@ -29,14 +28,6 @@ class Operation(str, Enum):
     def __str__(self) -> str:
         """The plain name, in every Python version."""
         return self.value
-
-    @classmethod
-    def parse(cls, text: str) -> Operation:
-        """Accept ``allreduce``, ``all-reduce`` and ``all_reduce`` alike."""
-        try:
-            return cls(text.lower().replace("-", "").replace("_", ""))
-        except ValueError:
-            raise UsageError(f"{text!r} cannot be measured; there are {', '.join(map(str, cls))}") from None
 
     @property
     def redop(self) -> str:

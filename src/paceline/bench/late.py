@@ -9,22 +9,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-import numpy as np
 from rich.console import Console
 
 from paceline.bench import peers
 from paceline.bench.contenders import Contender
 from paceline.bench.crew import Crew, crews
-from paceline.bench.figures import Operation, Ratio, Summary, limit_s
-from paceline.bench.measure import Question, Samples, check_lab, interleave
+from paceline.bench.figures import Operation
+from paceline.bench.measure import Question, check_lab, interleave, point, record
 from paceline.bench.rank_process.messages import Prepare
-from paceline.bench.results import Machine, save_json
+from paceline.bench.results import Machine, Results, Row
 from paceline.bench.run import progress
-from paceline.bench.sizes import ITEM_BYTES, elements
+from paceline.bench.sizes import elements
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 
@@ -64,57 +61,17 @@ class LateQuestion:
             raise UsageError("--late names at least one rank and not all of them, like 3:500ms")
 
 
-class LateRow(msgspec.Struct, frozen=True):
-    """One contender at one point; ``arrival_s`` is the median of what was measured between first and last call."""
-
-    contender: str
-    num_ranks: int
-    size_bytes: int
-    late_s: dict[int, float]
-    exposed: Summary
-    arrival_s: float
-    wrong: int
-    limit_s: float | None
-    share_of_limit: float | None
-    over_subject: Ratio | None
-    pieces: int | None = None
-
-    @property
-    def delay_s(self) -> float:
-        """How late the latest rank was meant to be."""
-        return max(self.late_s.values(), default=0.0)
-
-
-class LateResults(msgspec.Struct, frozen=True):
-    """A whole run: what was varied, who took part, and a row for each point and contender."""
-
-    sweep: str | None
-    dtype: str
-    place: str
-    subject: str
-    versions: dict[str, dict[str, str]]
-    environment: dict[str, dict[str, str]]
-    rounds: int
-    machine: Machine
-    rows: list[LateRow]
-
-    def save(self, path: Path) -> None:
-        """Write everything as JSON."""
-        save_json(self, path)
-
-
 @dataclass
 class _Run:
     """What is found on the way."""
 
     question: LateQuestion
     seen: Callable[[str, float], None]
-    rows: list[LateRow] = field(default_factory=list)
-    versions: dict[str, dict[str, str]] = field(default_factory=dict)
-    environment: dict[str, dict[str, str]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    crews: list[Crew] = field(default_factory=list)
 
 
-def run_late(question: LateQuestion, lab: str | None = None, *, install: bool = True) -> LateResults:
+def run_late(question: LateQuestion, lab: str | None = None, *, install: bool = True) -> Results:
     """Measure, in the lab of that name or on this host; what is going on is said on standard error."""
     errors = Console(stderr=True, highlight=False)
     base = question.base
@@ -129,17 +86,7 @@ def run_late(question: LateQuestion, lab: str | None = None, *, install: bool = 
         for num_ranks in range(3, base.num_ranks + 1) if question.sweep == "ranks" else [base.num_ranks]:
             with _place(lab, num_ranks) as place:
                 _measure(run, num_ranks, place)
-    return LateResults(
-        sweep=question.sweep,
-        dtype=base.dtype,
-        place=lab or "one host",
-        subject=base.subject.name,
-        versions=run.versions,
-        environment=run.environment,
-        rounds=base.effort.rounds,
-        machine=machine,
-        rows=run.rows,
-    )
+    return record(base, run.crews, run.rows, machine, lab or "one host", question.sweep)
 
 
 @contextlib.contextmanager
@@ -165,8 +112,7 @@ def _measure(run: _Run, num_ranks: int, lab: Lab | None) -> None:
     if sweep == "pieces":
         contenders = [_cut(contenders[0], pieces) for pieces in PIECES] + contenders[1:]
     with crews(contenders, num_ranks, lab=lab, timeout_s=base.timeout_s) as started:
-        run.versions.update({crew.contender.name: crew.versions for crew in started})
-        run.environment.update({crew.contender.name: crew.contender.environment for crew in started})
+        run.crews += started
         for size in base.sizes:
             count = elements(base.operation, size, base.dtype, num_ranks)
             if sweep != "delay":
@@ -186,31 +132,8 @@ def _point(run: _Run, started: Sequence[Crew], count: int, late_s: Mapping[int, 
     prepare = Prepare(base.operation.value, count, base.dtype, dict(late_s))
     lessons = LESSONS if late_s and started[0].contender == Contender("paceline") else 0
     found = interleave(started, prepare, base.effort, run.seen, late_ns=late_ns, lessons=lessons)
-    size_bytes = count * ITEM_BYTES[base.dtype]
-    limit = limit_s(base.operation, lab.cluster, size_bytes, late_s) if lab else None
-    for crew, samples in zip(started, found, strict=True):
-        run.rows.append(_row(crew, samples, found[0], size_bytes, late_s, limit))
+    run.rows += point(base, started, count, found, lab, late_s)
     return found[0].summary().median_s
-
-
-def _row(
-    crew: Crew, samples: Samples, subject: Samples, size_bytes: int, late_s: Mapping[int, float], limit: float | None
-) -> LateRow:
-    exposed = samples.summary()
-    _, _, pieces = crew.contender.environment.get("PACELINE_ALGORITHM", "").partition("/")
-    return LateRow(
-        contender=crew.contender.name,
-        num_ranks=crew.num_ranks,
-        size_bytes=size_bytes,
-        late_s=dict(late_s),
-        exposed=exposed,
-        arrival_s=float(np.median(samples.arrivals_s)),
-        wrong=samples.wrong,
-        limit_s=limit,
-        share_of_limit=limit / exposed.median_s if limit else None,
-        over_subject=None if samples is subject else samples.over(subject),
-        pieces=int(pieces) if pieces else None,
-    )
 
 
 def late_contender(name: str, late_s: Mapping[int, float], algorithm: str | None = None) -> Contender:

@@ -7,7 +7,7 @@ time budget that is the same for all contenders, and from how fast the contender
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -135,21 +135,27 @@ def measure(question: Question, lab: Lab | None, seen: Callable[[str, float], No
             def heard(what: str, share: float, before: int = index) -> None:
                 seen(what, (before + share) / len(sizes))
 
-            samples = interleave(started, prepare, question.effort, heard)
-            rows += _rows(question, lab, count, samples)
-        versions = {crew.contender.name: crew.versions for crew in started}
+            rows += point(question, started, count, interleave(started, prepare, question.effort, heard), lab)
+    return record(question, started, rows, machine, lab.cluster.name if lab else "one host")
+
+
+def record(
+    question: Question, started: Sequence[Crew], rows: list[Row], machine: Machine, place: str, sweep: str | None = None
+) -> Results:
+    """What is kept of a run."""
     return Results(
         operation=question.operation.value,
         redop=question.operation.redop,
         dtype=question.dtype,
         num_ranks=question.num_ranks,
-        place=lab.cluster.name if lab else "one host",
+        place=place,
         subject=question.subject.name,
-        versions=versions,
-        environment={contender.name: contender.environment for contender in contenders},
+        versions={crew.contender.name: crew.versions for crew in started},
+        environment={crew.contender.name: crew.contender.variables for crew in started},
         rounds=question.effort.rounds,
         machine=machine,
         rows=rows,
+        sweep=sweep,
     )
 
 
@@ -202,25 +208,36 @@ def check_lab(question: Question) -> None:
             raise UsageError(f"{contender.name} is measured on one host only: leave out --lab, or {contender.name}")
 
 
-def _rows(question: Question, lab: Lab | None, count: int, found: Sequence[Samples]) -> list[Row]:
-    operation, num_ranks = question.operation, question.num_ranks
-    size = count * ITEM_BYTES[question.dtype]
-    limit = limit_s(operation, lab.cluster, size) if lab else None
+def point(
+    question: Question,
+    started: Sequence[Crew],
+    count: int,
+    found: Sequence[Samples],
+    lab: Lab | None,
+    late_s: Mapping[int, float] | None = None,
+) -> list[Row]:
+    """The rows of one point, from the samples of all contenders, the subject's first."""
+    operation, size = question.operation, count * ITEM_BYTES[question.dtype]
+    limit = limit_s(operation, lab.cluster, size, late_s) if lab else None
     rows = []
-    for contender, samples in zip([question.subject, *question.peers], found, strict=True):
+    for crew, samples in zip(started, found, strict=True):
         time = samples.summary()
         rows.append(
             Row(
-                contender=contender.name,
+                contender=crew.contender.name,
+                num_ranks=crew.num_ranks,
                 size_bytes=size,
-                count=count // num_ranks if operation in SHARED else count,
+                count=count // crew.num_ranks if operation in SHARED else count,
                 time=time,
                 algbw_bytes_per_s=size / time.median_s,
-                busbw_bytes_per_s=size / time.median_s * bus_factor(operation, num_ranks),
+                busbw_bytes_per_s=size / time.median_s * bus_factor(operation, crew.num_ranks),
                 wrong=samples.wrong,
                 limit_s=limit,
                 share_of_limit=limit / time.median_s if limit else None,
                 over_subject=None if samples is found[0] else samples.over(found[0]),
+                late_s=dict(late_s or {}),
+                arrival_s=float(np.median(samples.arrivals_s)) if samples.arrivals_s else None,
+                pieces=crew.contender.pieces,
             )
         )
     return rows

@@ -16,12 +16,15 @@ from paceline.errors import UsageError
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One contender at one size; a barrier has no bytes and no bandwidth, one host has no limit.
+    """One contender at one point; a barrier has no bytes and no bandwidth, one host has no limit.
 
-    ``share_of_limit`` is the limit over the median; ``over_subject`` compares its time with the subject's.
+    ``share_of_limit`` is the limit over the median; ``over_subject`` compares its time with the subject's. With late
+    ranks, ``time`` begins when the last one calls, and ``arrival_s`` is the median of what was measured between first
+    and last call.
     """
 
     contender: str
+    num_ranks: int
     size_bytes: int
     count: int
     time: Summary
@@ -31,6 +34,14 @@ class Row(msgspec.Struct, frozen=True):
     limit_s: float | None
     share_of_limit: float | None
     over_subject: Ratio | None
+    late_s: dict[int, float] = {}
+    arrival_s: float | None = None
+    pieces: int | None = None
+
+    @property
+    def delay_s(self) -> float:
+        """How late the latest rank was meant to be."""
+        return max(self.late_s.values(), default=0.0)
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -59,7 +70,10 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct, frozen=True):
-    """A whole run: the question, who took part, and a row for each size and contender."""
+    """A whole run: the question, who took part, and a row for each point and contender.
+
+    ``sweep`` is what was varied where ranks were late.
+    """
 
     operation: str
     redop: str
@@ -72,6 +86,7 @@ class Results(msgspec.Struct, frozen=True):
     rounds: int
     machine: Machine
     rows: list[Row]
+    sweep: str | None = None
 
     def of(self, contender: str, size_bytes: int | None = None) -> Row:
         """The row of a contender, at a size as it was measured, or its last."""
@@ -86,7 +101,7 @@ class Results(msgspec.Struct, frozen=True):
 
 
 def save_json(results: msgspec.Struct, path: Path) -> None:
-    """Write results for people and programs."""
+    """Write the results of any bench, for people and programs."""
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
     except OSError as error:

@@ -1,11 +1,11 @@
-"""``paceline bench``: a backend's collectives measured beside its peers', against the limit of the links."""
+"""``paceline bench allreduce`` and its like: collectives measured beside peers', against the limit of the links."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from paceline.bench.contenders import PEERS, Contender
 from paceline.bench.figures import Operation
-from paceline.bench.late import SWEEPS, LateQuestion, LateResults, late_contender, run_late
+from paceline.bench.late import SWEEPS, LateQuestion, late_contender, run_late
 from paceline.bench.late_report import draw_late, late_caption, late_table
 from paceline.bench.measure import Effort, Question
 from paceline.bench.plot import draw_results
@@ -37,9 +37,7 @@ _WIDTH = 150  # a table of figures is worth nothing with its figures cut off
 
 
 def bench(
-    operation: Annotated[
-        str, typer.Argument(help=f"{', '.join(map(str, Operation))}.", metavar="COLLECTIVE")
-    ] = "allreduce",
+    context: typer.Context,
     sizes: Annotated[
         str, typer.Option(help="FIRST:LAST in factors of 4, FIRST:LAST:xFACTOR, or a list with commas.")
     ] = "4KB:64MB",
@@ -71,7 +69,7 @@ def bench(
         Path | None, typer.Option(metavar="FILE", help="Plot time against size, or what is swept (.png, .svg, .pdf).")
     ] = None,
 ) -> None:
-    """Measure a collective: nccl-tests' table, beside peers in one interleaved run.
+    """Measure this collective: nccl-tests' table, beside peers in one interleaved run.
 
     \b
     Examples:
@@ -79,14 +77,13 @@ def bench(
       paceline bench allgather --sizes 64MB --lab lan8 --json allgather.json
       paceline bench allreduce --sizes 64MB --lab lan8 --late 3:1500ms --peers ring,messages,gloo
       paceline bench allreduce --sizes 64MB --lab lan8 --late-sweep delay --plot delay.png
-      paceline bench training --help
     """
     if plot is not None:
         check_picture_path(plot)
     if json is not None and not json.absolute().parent.is_dir():
         raise UsageError(f"cannot write {json}: there is no folder {json.absolute().parent}")
     question = Question(
-        operation=Operation.parse(operation),
+        operation=Operation(context.command.name),
         sizes=parse_sizes(sizes),
         num_ranks=_num_ranks(ranks, lab, late_sweep),
         subject=Contender(backend, {"PACELINE_ALGORITHM": algorithm} if algorithm else {}),
@@ -96,24 +93,20 @@ def bench(
         timeout_s=timeout,
     )
     if late or late_sweep:
-        late_question = _late_question(question, late, late_sweep, peers, algorithm)
-        late_results = run_late(late_question, lab, install=not no_install)
-        _report(late_results, late_table(late_results), late_caption(late_results), json, plot, draw_late)
+        results = run_late(_late_question(question, late, late_sweep, peers, algorithm), lab, install=not no_install)
+        _report(results, late_table(results), late_caption(results), json, plot, draw_late)
     else:
         results = run(question, lab, install=not no_install)
         _report(results, results_table(results), caption(results), json, plot, draw_results)
 
 
-_ResultsT = TypeVar("_ResultsT", Results, LateResults)
-
-
 def _report(
-    results: _ResultsT,
+    results: Results,
     table: Table,
     words: Iterable[str],
     json: Path | None,
     plot: Path | None,
-    draw: Callable[[_ResultsT, Path], None],
+    draw: Callable[[Results, Path], None],
 ) -> None:
     """Print the table, save and draw what is asked for, and exit with 1 if the subject was wrong."""
     out = tables.console()

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from paceline.bench.results import save_json
 from paceline.bench.run import progress
 from paceline.bench.training.measure import Replay, Seen, measure
 from paceline.bench.training.networks import NETWORKS
 from paceline.bench.training.plot import draw_sweep, draw_training
 from paceline.bench.training.profile import PUBLISHED, Profile, load_profile, uniform_profile
-from paceline.bench.training.results import save
 from paceline.bench.training.scaling import fit
 from paceline.bench.training.strategies import STRATEGIES, parse_strategies
 from paceline.bench.training.sweep import sweep
@@ -108,7 +108,7 @@ def _compare(replay: Replay, lab: str | None, json: Path | None, plot: Path | No
         results = measure(replay, place, seen)
     _show(training_table(results), [training_legend(results), *caption(results.setting, results.machine)])
     if json is not None:
-        save(results, json)
+        save_json(results, json)
     if plot is not None:
         draw_training(results, plot)
     return any(row.wrong for row in results.rows)
@@ -123,7 +123,7 @@ def _sweep(replay: Replay, lab: str | None, json: Path | None, plot: Path | None
         results = sweep(replay, strategy, place, seen)
     _show(sweep_table(results), [sweep_legend(results), *caption(results.setting, results.machine)])
     if json is not None:
-        save(results, json)
+        save_json(results, json)
     if plot is not None:
         draw_sweep(results, plot)
     return any(point.wrong for point in (*results.grid, results.tuned))

@@ -5,8 +5,9 @@ behind the rest (``3:200``, ``2:400,5:1200``), or without where it is only known
 nobody is. :func:`decide` turns a choice into a plan for a size, by price; all ranks have the same numbers, so they
 get the same.
 
-Two forms lead to a choice. *Prediction*: :func:`forecast` finds ranks that keep coming late. *Announcement*: a rank is
-missing now, and :func:`rules` says how long the coordinator waits for it before it says so.
+Two forms lead to a choice. *Prediction*: :func:`forecast` finds ranks that keep coming late, from what a coordinator or
+the ranks themselves have seen. *Announcement*: a rank is missing now, and :func:`rules` says how long the coordinator
+waits for it before it says so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _WORTH_IT = 0.97
 _ENTER, _LEAVE = 0.25, 0.15
 """A rank counts as late from so much of a buffer time on; one that counted as late, down to the second."""
 
-_RECENT, _PERSISTENT, _STILL = 5, 4, 3
+RECENT, _PERSISTENT, _STILL = 5, 4, 3
 """Late is who was late in 4 of the last 5 collectives, and stays late who was in 3 of them."""
 
 _PATIENCE, _LEAST_PATIENCE_S = 0.6, 0.02
@@ -58,10 +59,20 @@ class Rules:
 
 @dataclass(frozen=True)
 class Seen:
-    """One collective: its size, and for each rank the seconds after the first one's arrival."""
+    """One all-reduce: its buffer time, and for each rank the seconds after the first one's arrival."""
 
-    size_bytes: int
+    buffer_s: float
     late_s: Sequence[float]
+
+    @classmethod
+    def inside(cls, spent_s: Sequence[float]) -> Seen:
+        """From how long each rank spent in it: no clock needs to be synchronised.
+
+        Ranks leave an all-reduce together, give or take a message. So whoever spent the least time in it came last, and
+        its time is that of the transfer alone: 2 (n - 1) / n buffer times.
+        """
+        most_s, ranks = max(spent_s), len(spent_s)
+        return cls(min(spent_s) * ranks / (2 * (ranks - 1)), [most_s - spent for spent in spent_s])
 
 
 def seconds_per_byte(cluster: Cluster) -> float:
@@ -143,18 +154,19 @@ def lateness(seen: Seen, least_s: float) -> dict[int, float]:
     return {rank: seen.late_s[rank] - rest_s for rank in late if seen.late_s[rank] - rest_s > least_s}
 
 
-def forecast(history: Sequence[Seen], before: Mapping[int, float], cluster: Cluster) -> dict[int, float]:
+def forecast(history: Sequence[Seen], before: Mapping[int, float], least_s: float = 0.0) -> dict[int, float]:
     """The ranks that will be late in the next collectives, and by how many seconds; empty: nobody, or who knows.
 
     ``history`` is oldest first; ``before`` is the forecast so far. It takes more to become late than to stay late, two
-    collectives in time end it, and a lateness stays what it was while it is right within a factor of two.
+    collectives in time end it, and a lateness stays what it was while it is right within a factor of two. However short
+    the buffer time, nobody becomes late by less than ``least_s``.
     """
-    recent = history[-_RECENT:]
-    buffer_s = [seen.size_bytes * seconds_per_byte(cluster) for seen in recent]
-    entering = [lateness(seen, _ENTER * seconds) for seen, seconds in zip(recent, buffer_s, strict=True)]
-    staying = [lateness(seen, _LEAVE * seconds) for seen, seconds in zip(recent, buffer_s, strict=True)]
+    recent = history[-RECENT:]
+    entering = [lateness(seen, max(least_s, _ENTER * seen.buffer_s)) for seen in recent]
+    staying = [lateness(seen, _LEAVE / _ENTER * max(least_s, _ENTER * seen.buffer_s)) for seen in recent]
+    ranks = len(recent[-1].late_s) if recent else 0
     found: dict[int, float] = {}
-    for rank in range(cluster.num_ranks):
+    for rank in range(ranks):
         late_s = sorted(late[rank] for late in (staying if rank in before else entering) if rank in late)
         recovered = not any(rank in late for late in staying[-2:])
         if recovered or len(late_s) < (_STILL if rank in before else _PERSISTENT):
@@ -162,7 +174,7 @@ def forecast(history: Sequence[Seen], before: Mapping[int, float], cluster: Clus
         expected_s = late_s[min(1, len(late_s) - 1)]  # it is mostly at least as late as that
         told_s = before.get(rank, 0.0)
         found[rank] = told_s if told_s <= expected_s < 2 * told_s else _rounded(expected_s)
-    return found if len(found) <= most_late(cluster.num_ranks) else {}
+    return found if len(found) <= most_late(ranks) else {}
 
 
 def _rounded(seconds: float) -> float:

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from paceline.algorithms import ALGORITHMS, algorithm, build, find, prove, registry, serving
 from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.transfers import Transfers
 from paceline.ir.verify import verify
-from strategies import examples, requests
+from strategies import requests
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "late_ranks"])

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from paceline.algorithms import find
 from paceline.algorithms.late_ranks import finish, round_bound
 from paceline.algorithms.stragglar import num_rounds
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.verify import verify
-from strategies import examples
 
 
 def _together(n: int, m: int, num_chunks: int) -> np.ndarray:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from paceline.algorithms import prove
 from paceline.algorithms.stragglar import exchange, num_rounds, owners
 from paceline.ir.cluster import Cluster, Host
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.cost import cost
-from strategies import examples
 
 # Rounds after the arrival, by n, for pieces = 1, 2, 4, 8.
 ROUNDS = {

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from paceline.bench.figures import Operation, Summary, bus_factor, limit_s
-from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 
 LAN8 = Cluster.preset("lan8")
@@ -50,9 +49,3 @@ def test_summaries_have_medians_and_quartiles() -> None:
     assert (summary.median_s, summary.lower_quartile_s, summary.upper_quartile_s) == (3.0, 2.0, 4.0)
     assert (summary.min_s, summary.max_s, summary.loop_mean_s, summary.count) == (1.0, 5.0, 3.2, 5)
     assert Summary.of([2.0], 2.0).upper_quartile_s == 2.0
-
-
-def test_operations_are_read_in_every_spelling() -> None:
-    assert Operation.parse("All-Reduce") is Operation.ALL_REDUCE
-    with pytest.raises(UsageError, match="sendrecv"):
-        Operation.parse("gather")

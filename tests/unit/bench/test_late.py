@@ -3,16 +3,17 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from paceline.bench.contenders import Contender
 from paceline.bench.figures import Operation, Ratio, Summary, limit_s
-from paceline.bench.late import LateQuestion, LateResults, LateRow, _cut, late_contender
+from paceline.bench.late import LateQuestion, _cut, late_contender
 from paceline.bench.late_report import draw_late, late_caption, late_table
 from paceline.bench.measure import Question, Samples
 from paceline.bench.rank_process.messages import Timed
-from paceline.bench.results import Machine
+from paceline.bench.results import Machine, Results, Row
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 
@@ -73,7 +74,7 @@ def test_questions_that_make_no_sense() -> None:
             LateQuestion(question, late, sweep)
 
 
-def _results(sweep: str | None) -> LateResults:
+def _results(sweep: str | None) -> Results:
     rows = []
     for point in range(1, 4):
         for name, time_s in (("paceline", 1.25), ("gloo", 2.5)):
@@ -81,17 +82,20 @@ def _results(sweep: str | None) -> LateResults:
             summary = Summary(time_s, time_s - 0.1, time_s + 0.1, 1.0, 9.0, time_s, 12)
             cut = sweep == "pieces" and name == "paceline"
             rows.append(
-                LateRow(
+                Row(
                     contender=f"{name} k={point}" if cut else name, num_ranks=point if sweep == "ranks" else 8,
-                    size_bytes=1000 * point if sweep == "size" else 1000,
-                    late_s={3: 0.5 * point if sweep == "delay" else 0.5}, exposed=summary, arrival_s=0.5, wrong=0,
-                    limit_s=1.0, share_of_limit=1.0 / time_s, over_subject=ratio, pieces=point if cut else None,
+                    size_bytes=1000 * point if sweep == "size" else 1000, count=250, time=summary,
+                    algbw_bytes_per_s=1e9, busbw_bytes_per_s=1.75e9, wrong=0, limit_s=1.0,
+                    share_of_limit=1.0 / time_s, over_subject=ratio,
+                    late_s={3: 0.5 * point if sweep == "delay" else 0.5}, arrival_s=0.5, pieces=point if cut else None,
                 )
             )  # fmt: skip
     versions = {"paceline": {"torch": "2.13.0"}, "gloo": {"torch": "2.13.0"}}
-    return LateResults(
-        sweep, "float32", "lan8", "paceline", versions, {"paceline": {"A": "b"}}, 5, Machine.here(), rows
-    )
+    return Results(
+        operation="allreduce", redop="sum", dtype="float32", num_ranks=8, place="lan8", subject="paceline",
+        versions=versions, environment={"paceline": {"A": "b"}}, rounds=5, machine=Machine.here(), rows=rows,
+        sweep=sweep,
+    )  # fmt: skip
 
 
 def test_the_table_names_each_point_once() -> None:
@@ -113,4 +117,4 @@ def test_every_sweep_is_drawn_and_saved(sweep: str | None, tmp_path: Path) -> No
     draw_late(_results(sweep), tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
     _results(sweep).save(tmp_path / "a.json")
-    assert '"sweep"' in (tmp_path / "a.json").read_text()
+    assert msgspec.json.decode((tmp_path / "a.json").read_bytes(), type=Results) == _results(sweep)

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from paceline.bench import peers
+from paceline.bench.contenders import Contender
 from paceline.bench.figures import Ratio, Summary
 from paceline.bench.plot import draw_results
 from paceline.bench.results import Machine, Results, Row
@@ -22,7 +23,7 @@ def _results(*, limit_s: float | None = 1.0) -> Results:
             ratio = Ratio(2.0, 2.1, 1.9, 2.2) if name == "gloo" else None
             share = limit_s / time_s if limit_s else None
             summary = Summary(time_s, time_s - 0.1, time_s + 0.1, 1.0, 9.0, time_s, 12)
-            rows.append(Row(name, size, size // 4, summary, 1e9, 1.75e9, 0, limit_s, share, ratio))
+            rows.append(Row(name, 8, size, size // 4, summary, 1e9, 1.75e9, 0, limit_s, share, ratio))
     return Results(
         operation="allreduce", redop="sum", dtype="float32", num_ranks=8, place="lan8", subject="paceline",
         versions={"paceline": {"torch": "2.13.0"}, "gloo": {"torch": "2.13.0"}},
@@ -67,6 +68,15 @@ def test_results_are_saved_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="cannot write"):
         results.save(tmp_path / "nowhere" / "r.json")
+
+
+def test_the_variables_in_force_are_those_handed_down_and_the_contenders_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_TRANSPORT", "tcp")
+    monkeypatch.setenv("PACELINE_ALGORITHM", "bruck")
+    found = Contender("paceline", {"PACELINE_ALGORITHM": "ring", "OTHER": "1"}).variables
+    assert found["PACELINE_TRANSPORT"] == "tcp"
+    assert found["PACELINE_ALGORITHM"] == "ring"
+    assert "OTHER" not in found
 
 
 def test_an_mpi_that_may_not_be_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

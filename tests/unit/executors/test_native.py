@@ -5,12 +5,13 @@ from typing import Any
 
 from hypothesis import given
 
+from effort import examples
 from paceline.algorithms import Algorithm, prove
 from paceline.executors.native import program, rows
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer
-from strategies import examples, requests
+from strategies import requests
 
 
 @examples(40)

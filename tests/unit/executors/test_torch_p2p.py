@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from executor import inputs_of, outputs_of
 from letters import Mailbox, MailWire, run_threads
 from paceline.algorithms import ALGORITHMS, Algorithm, prove
@@ -20,7 +21,7 @@ from paceline.ir.collective import Collective, Kind
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer
 from paceline.ir.verify import Proof, verify
-from strategies import examples, requests
+from strategies import requests
 
 
 def _play(proof: Proof, buffers: list[torch.Tensor], op: str = "SUM", *, batches: bool) -> int:

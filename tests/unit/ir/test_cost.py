@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from paceline.algorithms import ALGORITHMS, prove
 from paceline.errors import UsageError
 from paceline.ir.bound import exposed_bound
@@ -15,7 +16,7 @@ from paceline.ir.cost import cost
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer
 from pricer import price
-from strategies import examples, requests
+from strategies import requests
 
 LATENCY, RATE, SIZE = 1e-3, 1e6, 4e6
 

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from paceline.algorithms import find
 from paceline.errors import FileFormatError, PacelineError, ProofError, UsageError
 from paceline.ir import files
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.files import from_bytes, load, save, to_json, to_msgpack
 from paceline.ir.verify import verify
-from strategies import examples, requests
+from strategies import requests
 
 RING = find("ring")(Collective(Kind.ALL_REDUCE, 4))
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from executor import WrongError, execute
 from paceline.algorithms import ALGORITHMS
 from paceline.errors import ProofError
@@ -19,7 +20,7 @@ from paceline.ir.collective import ROOTED, Collective, Kind
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer, Transfers
 from paceline.ir.verify import verify
-from strategies import examples, mutants, requests, row
+from strategies import mutants, requests, row
 
 
 def _executes(schedule: Schedule, seeds: range) -> bool:

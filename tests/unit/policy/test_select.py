@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import ROOTED, Collective, Kind
 from paceline.policy.planning import compare
 from paceline.policy.select import cluster_of, select
-from strategies import examples
 
 LAN = Cluster.preset("lan8")
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective, Kind
@@ -13,7 +14,6 @@ from paceline.ir.cost import cost
 from paceline.policy import stragglers
 from paceline.policy.select import select
 from paceline.policy.stragglers import Seen, decide, forecast, lateness, parse, rules, spell, within
-from strategies import examples
 
 LAN = Cluster.preset("lan8")
 SIZE = 1 << 26
@@ -23,14 +23,14 @@ QUESTION = Collective(Kind.ALL_REDUCE, 8)
 
 def seen(late: dict[int, float], jitter: float = 0.0, ranks: int = 8) -> Seen:
     """Ranks late by so many buffer times; the others jitter a little."""
-    return Seen(SIZE, [BUFFER_S * late.get(rank, jitter * (rank % 3) / 3) for rank in range(ranks)])
+    return Seen(BUFFER_S, [BUFFER_S * late.get(rank, jitter * (rank % 3) / 3) for rank in range(ranks)])
 
 
-def follow(history: list[Seen]) -> list[dict[int, float]]:
+def follow(history: list[Seen], least_s: float = 0.0) -> list[dict[int, float]]:
     """The forecast after each collective."""
     told: list[dict[int, float]] = []
     for end in range(1, len(history) + 1):
-        told.append(forecast(history[:end], told[-1] if told else {}, LAN))
+        told.append(forecast(history[:end], told[-1] if told else {}, least_s))
     return told
 
 
@@ -119,14 +119,41 @@ def test_hysteresis() -> None:
     assert len({late[3] for late in steady if late}) <= 2
 
 
+def test_what_ranks_spent_tells_who_came_when() -> None:
+    found = Seen.inside([0.5, 0.4, 0.1, 0.5])
+    assert found.late_s == pytest.approx([0.0, 0.1, 0.4, 0.0])
+    assert found.buffer_s == pytest.approx(0.1 * 4 / 6)
+
+
+def test_two_at_once_each_by_its_own() -> None:
+    told = follow([Seen(0.1, [0.0, 0.3, 0.0, 1.1, 0.0])] * 5)[-1]
+    assert told.keys() == {1, 3}
+    assert 0.3 / 1.5 < told[1] <= 0.3
+    assert 1.1 / 1.5 < told[3] <= 1.1
+
+
+def test_a_lateness_below_the_least_is_none_unless_it_was_one() -> None:
+    late = [Seen(0.001, [0.0, 0.007, 0.0])] * 5
+    assert follow(late)[-1].keys() == {1}
+    assert follow(late, least_s=0.01)[-1] == {}
+    assert forecast(late, {1: 0.007}, least_s=0.01) == {1: 0.007}
+    assert forecast(late, {1: 0.007}, least_s=0.02) == {}
+
+
+def test_when_most_are_late_nobody_is() -> None:
+    assert follow([Seen(0.1, [0.0, 0.3, 0.3])] * 5)[-1] == {}
+    assert follow([Seen(0.1, [0.0, 0.3])] * 5)[-1] == {}  # nothing is gained between two
+
+
 @given(st.lists(st.lists(st.floats(0, 0.2), min_size=8, max_size=8), max_size=30))
 def test_jitter_alone_never_counts(steps: list[list[float]]) -> None:
-    history = [Seen(SIZE, [BUFFER_S * late for late in step]) for step in steps]
+    history = [Seen(BUFFER_S, [BUFFER_S * late for late in step]) for step in steps]
     assert not any(follow(history))
 
 
 @given(st.lists(st.lists(st.floats(0, 5), min_size=8, max_size=8), min_size=1, max_size=12))
 def test_forecasts_are_few_ranks_and_whole_choices(steps: list[list[float]]) -> None:
-    for late in follow([Seen(SIZE, step) for step in steps]):
+    for late in follow([Seen(BUFFER_S, step) for step in steps]):
         assert len(late) <= 3
+        assert all(0 < seconds <= 5 for seconds in late.values())
         assert parse(spell(late), 8) == pytest.approx(late, abs=5e-4)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.train.dear.control import Decision, agreement, words
+import pytest
+
+from paceline.train.dear.control import Agreement, Decision, Standing, agreement, words
 from paceline.train.dear.order import learnt, out_of_order, worth_learning
 
 
@@ -24,14 +26,32 @@ def test_patience_doubles() -> None:
 
 
 def test_ranks_agree_on_the_union_and_on_rank_0s_decision() -> None:
+    goes_on, drops = Standing(4, False), Standing(4, True)
     ranks = [
-        words([True, False, False], [False, True], Decision(threshold_bytes=7_000_000)),
-        words([True, True, False], [False, False], None),
-        words([True, False, False], [False, True], None),
+        words([True, False, False], [False, True], Decision(threshold_bytes=7_000_000), [goes_on, None, None]),
+        words([True, True, False], [False, False], None, [None, drops, None]),
+        words([True, False, False], [False, True], None, [None, None, goes_on]),
     ]
     sums = [sum(column) for column in zip(*ranks, strict=True)]
-    agreed = agreement(sums, 3)
+    agreed = agreement(sums, 3, 3)
     assert agreed.used == (True, True, False)
     assert agreed.residual == (False, True)
     assert agreed.decision == Decision(False, 7_000_000)
-    assert agreement(words([True], [False], Decision(learn_order=True)), 1).decision.learn_order
+    assert agreed.standings == (goes_on, drops, goes_on)
+    alone = words([True], [False], Decision(learn_order=True), [Standing(0, False)])
+    assert agreement(alone, 1, 1).decision.learn_order
+
+
+@pytest.mark.parametrize(
+    ("standings", "said"),
+    [
+        ([(4, False), (4, False)], None),
+        ([(4, True), (4, True)], None),
+        ([(4, False), (4, True), (4, True)], "no rank has made step 5, as rank 1, 2 dropped its gradients"),
+        ([(4, False), (4, False), (3, False)], "rank 2 has made 3 steps and rank 0 4"),
+        ([(3, True), (4, False), (4, False)], "rank 1 has made 4 steps and rank 0 3"),
+    ],
+)
+def test_ranks_that_do_different_things_are_named(standings: list[tuple[int, bool]], said: str | None) -> None:
+    found = Agreement((), (), Decision(), tuple(Standing(*one) for one in standings)).quarrel
+    assert found is None if said is None else said in str(found)

@@ -95,10 +95,11 @@ def measure(replay: Replay, lab: Lab | None, seen: Seen) -> TrainingResults:
     with crews(contenders, replay.num_ranks, program=PROGRAM, lab=lab, timeout_s=replay.timeout_s) as started:
         found = take_turns(started, replay, seen)
         versions = {crew.contender.name: crew.versions for crew in started}
+        environment = {crew.contender.name: crew.contender.variables for crew in started}
     bounds = bounds_of(replay.scaled, lab.cluster) if lab else None
     setting = replay.setting(lab.cluster.name if lab else "one host", bounds)
     rows = [Row.of(name, samples, found, setting) for name, samples in found.items()]
-    return TrainingResults(setting, replay.rounds, versions, machine, rows)
+    return TrainingResults(setting, replay.rounds, versions, environment, machine, rows)
 
 
 def take_turns(started: Sequence[Crew], replay: Replay, seen: Seen) -> dict[str, Samples]:

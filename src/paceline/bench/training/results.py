@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -12,7 +11,6 @@ from paceline.bench.measure import Samples
 from paceline.bench.results import Machine
 from paceline.bench.training.bounds import Bounds
 from paceline.bench.training.strategies import ALONE
-from paceline.errors import UsageError
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -73,6 +71,7 @@ class TrainingResults(msgspec.Struct, frozen=True):
     setting: Setting
     rounds: int
     versions: dict[str, dict[str, str]]
+    environment: dict[str, dict[str, str]]
     machine: Machine
     rows: list[Row]
 
@@ -94,6 +93,7 @@ class SweepResults(msgspec.Struct, frozen=True):
 
     setting: Setting
     strategy: str
+    environment: dict[str, dict[str, str]]
     machine: Machine
     grid: list[SweepPoint]
     tuned: SweepPoint
@@ -108,11 +108,3 @@ class SweepResults(msgspec.Struct, frozen=True):
     def tuned_over_best(self) -> float:
         """How far the search was from the best of the grid."""
         return self.tuned.time.median_s / self.best.time.median_s
-
-
-def save(results: TrainingResults | SweepResults, path: Path) -> None:
-    """Write everything as JSON."""
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None

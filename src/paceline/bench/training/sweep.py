@@ -49,7 +49,8 @@ def sweep(replay: Replay, strategy: str, lab: Lab | None, seen: Seen) -> SweepRe
         tuned = _point(crew, replay, AUTO_BYTES, warmup=TUNING_ITERATIONS - CHECKED_STEPS)
     bounds = bounds_of(replay.scaled, lab.cluster) if lab else None
     setting = replay.setting(lab.cluster.name if lab else "one host", bounds)
-    return SweepResults(setting, strategy, machine, points, tuned, TUNING_ITERATIONS)
+    environment = {strategy: contender.variables}
+    return SweepResults(setting, strategy, environment, machine, points, tuned, TUNING_ITERATIONS)
 
 
 def _point(crew: Crew, replay: Replay, size: int, warmup: int) -> SweepPoint:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from paceline.bench.figures import Ratio
 from paceline.bench.results import Machine
+from paceline.bench.table import machine_words
 from paceline.bench.training.results import Row, Setting, SweepResults, TrainingResults
 from paceline.units import format_duration, format_size
 
@@ -89,8 +90,5 @@ def caption(setting: Setting, machine: Machine) -> Iterable[str]:
             f"wait-free {format_duration(bounds.wait_free_s)}: ideal ratio {bounds.ideal_ratio:.3f}"
         )
     yield "iteration: median of n, each as long as on its slowest rank"
-    yield (
-        f"{machine.cores} cores ({machine.processor}), Linux {machine.kernel}, Python {machine.python}; "
-        f"load average {machine.load_average:.2f} before"
-    )
+    yield from machine_words(machine)
     yield f"{machine.date}: {machine.command}"

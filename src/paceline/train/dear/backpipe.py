@@ -18,7 +18,7 @@ from torch import nn
 
 from paceline.errors import UsageError
 from paceline.train.dear.bucket import Bucket, Phase
-from paceline.train.dear.control import Agreement, Decision, agreement, words
+from paceline.train.dear.control import Agreement, Decision, Standing, agreement, words
 from paceline.train.dear.groups import Groups, reduce_scatter
 from paceline.train.dear.guard import Guard
 from paceline.train.dear.overlap import Recorder
@@ -54,11 +54,11 @@ class BackPipe:
         self._agreement: Agreement | None = None
         self.enabled = True
         self.gathered = False
+        self.steps = 0
         self.divisor = groups.num_ranks
         self.before_round: Callable[[], None] = lambda: None
-        for index, parameter in enumerate(parameters):
-            hooked: Any = parameter
-            hooked.register_post_accumulate_grad_hook(self._hook(index))
+        hooked: Sequence[Any] = parameters
+        self._hooks = [one.register_post_accumulate_grad_hook(self._hook(index)) for index, one in enumerate(hooked)]
 
     def use(self, buckets: Sequence[Bucket]) -> None:
         """Work with these buckets from now on; nothing is under way."""
@@ -69,6 +69,12 @@ class BackPipe:
                 self._of[index] = bucket
         self._begin_round()
 
+    def close(self) -> None:
+        """Hear of no more gradients."""
+        self.enabled = False
+        for hook in self._hooks:
+            hook.remove()
+
     def bucket_of(self, index: int) -> Bucket:
         """Where a parameter travels."""
         return self._of[index]
@@ -77,6 +83,11 @@ class BackPipe:
     def under_way(self) -> bool:
         """Whether gradients have left that no step() has used."""
         return any(bucket.phase is Phase.REDUCING for bucket in self._buckets)
+
+    def forget(self) -> None:
+        """Gradients that have not left were dropped: expect all of them again."""
+        if not self.under_way:
+            self._begin_round()
 
     def _begin_round(self) -> None:
         for bucket in self._buckets:
@@ -168,7 +179,7 @@ class BackPipe:
                 "backward() inside no_sync(), or use torch.autograd.grad"
             )
 
-    def flush(self, decision: Callable[[], Decision | None]) -> Agreement:
+    def flush(self, decision: Callable[[], Decision | None], *, drops: bool = False) -> Agreement:
         """Let everything leave, agree on it, and wait until the shards have the means of all ranks' gradients."""
         self.launch_rest()
         if self._agreement is None or self._dirty:
@@ -178,13 +189,15 @@ class BackPipe:
             for bucket in self._buckets:
                 for index, one in zip(bucket.indexes, bucket.used, strict=True):
                     used[index] = one or self._gradient(index) is not None
-            said = torch.tensor(words(used, residual, decision()), dtype=torch.int64, device=self._device)
+            standings: list[Standing | None] = [None] * self._groups.num_ranks
+            standings[self._groups.rank] = Standing(self.steps, drops)
+            said = torch.tensor(words(used, residual, decision(), standings), dtype=torch.int64, device=self._device)
             self._recorder.launched(AGREEMENT, 0, said.numel() * said.element_size())
             work = dist.all_reduce(said, group=self._groups.reduce, async_op=True)
             for bucket in reversed(self._buckets):
                 self.settle(bucket)
             self._wait(AGREEMENT, 0, cast(dist.Work, work))
-            self._agreement = agreement(said.tolist(), len(self._parameters))
+            self._agreement = agreement(said.tolist(), len(self._parameters), len(standings))
             for bucket, late in zip(self._buckets, self._agreement.residual, strict=True):
                 bucket.used = [self._agreement.used[index] for index in bucket.indexes]
                 if late:
@@ -227,9 +240,15 @@ class BackPipe:
         self.gathered = gathered
         self._begin_round()
 
-    def abandon(self) -> None:
+    def abandon(self) -> Agreement:
         """Drop gradients that are under way. Their round is finished first, so that all ranks go on alike."""
-        self.flush(lambda: None)
+        self._dirty = True  # what was agreed on before knows nothing of it
+        agreed = self.flush(lambda: None, drops=True)
+        self.drop()
+        return agreed
+
+    def drop(self) -> None:
+        """The gradients of a finished round are nobody's."""
         for bucket in self._buckets:
             bucket.phase = Phase.IDLE
             bucket.used = [False] * len(bucket.used)

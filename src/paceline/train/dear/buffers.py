@@ -1,4 +1,8 @@
-"""Buffers, like running statistics, are rank 0's, as in DDP: broadcast before a forward pass if they changed."""
+"""Buffers, like running statistics, are rank 0's, as in DDP: broadcast before a forward pass if they changed.
+
+Of the forward passes that train, only the first of a step does so: a rank that has to try one again after an error must
+not broadcast alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,16 @@ class Buffers:
         self._module = module
         self._group = group
         self.stale = False
+        self._step = -1
         self.any = any(True for _ in module.buffers())
+
+    def due(self, step: int, *, trains: bool) -> bool:
+        """Whether to broadcast before a forward pass, when so many steps were made."""
+        if not self.stale or (trains and step == self._step):
+            return False
+        if trains:
+            self._step = step
+        return True
 
     def broadcast(self, source: int = 0) -> None:
         """Make all ranks' buffers those of one rank of the group.

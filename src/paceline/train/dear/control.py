@@ -1,7 +1,8 @@
 """What ranks tell each other once a step, in one small all-reduce of integers. Pure.
 
 The words, added up over the ranks: for each parameter, whether it has a gradient; for each bucket, whether gradients
-came after its reduce-scatter was launched; then rank 0's decisions. So no rank decides alone what all must do.
+came after its reduce-scatter was launched; then rank 0's decisions; then, for each rank, its standing. So no rank
+decides alone what all must do, and a rank that does something else than the others is found and named.
 """
 
 from __future__ import annotations
@@ -19,22 +20,58 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """Of one rank: how many steps it has made, and whether it drops the gradients of this one."""
+
+    steps: int
+    drops: bool
+
+
+@dataclass(frozen=True)
 class Agreement:
     """What holds for all ranks in this step."""
 
     used: tuple[bool, ...]
     residual: tuple[bool, ...]
     decision: Decision
+    standings: tuple[Standing, ...]
+
+    @property
+    def quarrel(self) -> str | None:
+        """What ranks do differently, and what to do then; None where they do the same."""
+        first = self.standings[0]
+        for rank, one in enumerate(self.standings):
+            if one.steps != first.steps:
+                return (
+                    f"rank {rank} has made {one.steps} steps and rank 0 {first.steps}: one has left out a step() "
+                    "whose gradients the ranks had exchanged, so their weights differ. close() and wrap anew on all "
+                    "ranks, which takes rank 0's weights, or load a checkpoint then"
+                )
+        dropping = [str(rank) for rank, one in enumerate(self.standings) if one.drops]
+        if dropping and len(dropping) < len(self.standings):
+            return (
+                f"no rank has made step {first.steps + 1}, as rank {', '.join(dropping)} dropped its gradients (after "
+                "an error?): all ranks can go on with zero_grad() and the next batch"
+            )
+        return None
 
 
-def words(used: Sequence[bool], residual: Sequence[bool], decision: Decision | None) -> list[int]:
-    """This rank's part; only rank 0 has a decision."""
+def words(
+    used: Sequence[bool], residual: Sequence[bool], decision: Decision | None, standings: Sequence[Standing | None]
+) -> list[int]:
+    """This rank's part; only rank 0 has a decision, and of the standings each rank knows its own."""
     said = decision or Decision()
-    return [*map(int, used), *map(int, residual), int(said.learn_order), said.threshold_bytes]
+    standing = [2 * one.steps + one.drops if one else 0 for one in standings]
+    return [*map(int, used), *map(int, residual), int(said.learn_order), said.threshold_bytes, *standing]
 
 
-def agreement(sums: Sequence[int], num_parameters: int) -> Agreement:
+def agreement(sums: Sequence[int], num_parameters: int, num_ranks: int) -> Agreement:
     """What the sums of all ranks' words mean."""
-    used, residual = sums[:num_parameters], sums[num_parameters:-2]
-    decision = Decision(bool(sums[-2]), int(sums[-1]))
-    return Agreement(tuple(map(bool, used)), tuple(map(bool, residual)), decision)
+    used, residual = sums[:num_parameters], sums[num_parameters : -num_ranks - 2]
+    learn_order, threshold_bytes, *standings = sums[-num_ranks - 2 :]
+    return Agreement(
+        used=tuple(map(bool, used)),
+        residual=tuple(map(bool, residual)),
+        decision=Decision(bool(learn_order), int(threshold_bytes)),
+        standings=tuple(Standing(word // 2, bool(word % 2)) for word in standings),
+    )

@@ -83,8 +83,9 @@ class FeedPipe:
 
 @contextmanager
 def plain_arithmetic(device: torch.device) -> Iterator[None]:
-    """An update happens in the midst of the user's forward pass: not in its graph, precision or inference mode."""
+    """An update happens in the midst of the user's forward pass: not in its graph, transform, precision or mode."""
     with ExitStack() as stack:
+        stack.enter_context(torch._C._DisableFuncTorch())
         stack.enter_context(torch.no_grad())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))

@@ -30,6 +30,12 @@ class Groups:
     rank: int
     num_ranks: int
 
+    def part(self) -> None:
+        """Leave the two groups, when all ranks have done what they had to do in them."""
+        dist.barrier(group=self.reduce)
+        for group in (self.reduce, self.gather):
+            dist.destroy_process_group(group)
+
 
 def make_groups(process_group: Any, device_mesh: DeviceMesh | None) -> Groups:
     """Find the user's group, and make two with the same ranks; all its ranks do so together."""

@@ -6,8 +6,12 @@ attribute like ``data``. So weights cannot be used stale by a module, by a funct
 state_dict(), deepcopy, pickle, printing, an optimizer, or a bare ``w.sum()``; and the first use is seen exactly once,
 whoever it is. Outside of that time the parameter is of its own class and costs nothing.
 
+The forward() of a ``torch.autograd.Function`` gets the guarded parameter itself, so what it does is seen too.
+
 What C++ does without asking Python is not seen: aliases taken earlier (``w.detach()``, ``w.data``, ``w.numpy()``), a
-bare parameter given to a c10d collective, scripted and compiled modules. For the last two see :mod:`.opaque`.
+bare parameter given to a c10d collective, to a function of a C++ extension (also in a ``torch.autograd.Function``), or
+as an argument to what ``torch.func`` has transformed; scripted and compiled modules. For the last two see
+:mod:`.opaque`.
 """
 
 from __future__ import annotations

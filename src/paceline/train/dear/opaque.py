@@ -34,35 +34,48 @@ class Await:
         return Await, ()
 
 
-def watch(module: nn.Module, use: Use) -> None:
-    """Find opaque modules, and await their parameters before each call."""
-    if "torch._dynamo" in sys.modules:
-        from torch._dynamo.eval_frame import OptimizedModule
+class Watched:
+    """The opaque modules that were found: their parameters are awaited before each call."""
 
-        compiled: tuple[type, ...] = (OptimizedModule,)
-    else:
-        compiled = ()
-    inside: set[nn.Module] = set()
-    for child in module.modules():
-        if child in inside:
-            continue
-        in_place = getattr(child, "_compiled_call_impl", None)
-        if isinstance(child, (compiled, torch.jit.ScriptModule)):
-            child.register_forward_pre_hook(Await(use))
-        elif in_place is not None:
-            child._compiled_call_impl = _awaiting(child, in_place, use)
+    def __init__(self, use: Use) -> None:
+        self._use = use
+        self._undo: list[Callable[[], object]] = []
+
+    def watch(self, module: nn.Module) -> None:
+        """Find opaque modules in this one."""
+        if "torch._dynamo" in sys.modules:
+            from torch._dynamo.eval_frame import OptimizedModule
+
+            compiled: tuple[type, ...] = (OptimizedModule,)
         else:
-            continue
-        inside.update(child.modules())
+            compiled = ()
+        inside: set[nn.Module] = set()
+        for child in module.modules():
+            if child in inside:
+                continue
+            in_place = getattr(child, "_compiled_call_impl", None)
+            if isinstance(child, (compiled, torch.jit.ScriptModule)):
+                self._undo.append(child.register_forward_pre_hook(Await(self._use)).remove)
+            elif in_place is not None:
+                self._await_compiled(child, in_place)
+            else:
+                continue
+            inside.update(child.modules())
 
+    def _await_compiled(self, module: nn.Module, call: Callable[..., Any]) -> None:
+        if hasattr(call, "_awaits"):
+            return
 
-def _awaiting(module: nn.Module, call: Callable[..., Any], use: Use) -> Callable[..., Any]:
-    if hasattr(call, "_awaits"):
-        return call
+        def awaiting(*args: Any, **kwargs: Any) -> Any:
+            self._use(module.parameters())
+            return call(*args, **kwargs)
 
-    def awaiting(*args: Any, **kwargs: Any) -> Any:
-        use(module.parameters())
-        return call(*args, **kwargs)
+        awaiting._awaits = True  # type: ignore[attr-defined]
+        module._compiled_call_impl = awaiting
+        self._undo.append(lambda: setattr(module, "_compiled_call_impl", call))
 
-    awaiting._awaits = True  # type: ignore[attr-defined]
-    return awaiting
+    def close(self) -> None:
+        """Leave them as they were found."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()

@@ -22,13 +22,17 @@ _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _watching = False
 
 
-def own(module: nn.Module, optimizer: Optimizer) -> None:
-    """From now on this module's parameters are this optimizer's."""
-    global _watching
+def check_free(module: nn.Module) -> None:
+    """Nobody has this module's parameters."""
     for name, parameter in module.named_parameters():
         other = _optimizer_of.get(parameter)
         if other is not None and other() is not None:
-            raise UsageError(f"{name} is in another DataParallel already: wrap a module once")
+            raise UsageError(f"{name} is in another DataParallel already: close() that one, or wrap a module once")
+
+
+def own(module: nn.Module, optimizer: Optimizer) -> None:
+    """From now on this module's parameters are this optimizer's."""
+    global _watching
     for parameter in module.parameters():
         _optimizer_of[parameter] = weakref.ref(optimizer)
     for part in module.modules():
@@ -41,7 +45,7 @@ def own(module: nn.Module, optimizer: Optimizer) -> None:
 
 
 def disown(module: nn.Module) -> None:
-    """The module is free again."""
+    """The module is nobody's again."""
     for parameter in module.parameters():
         _optimizer_of.pop(parameter, None)
     for part in module.modules():

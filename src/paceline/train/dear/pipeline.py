@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from paceline.errors import StepError
 from paceline.train.dear.backpipe import BackPipe
 from paceline.train.dear.bucket import Bucket, Phase
 from paceline.train.dear.buckets import Shape, lay_out
@@ -125,6 +126,11 @@ class Pipeline:
         for bucket in self.buckets:
             self.feed.complete(bucket)
 
+    def close(self) -> None:
+        """Leave the parameters alone from now on, whatever has arrived."""
+        self.back.close()
+        self.guard.lower_on(self.parameters)
+
     def before_reading_state(self) -> None:
         """Somebody reads the optimizer's state: unless it is the update itself, nothing may be outstanding."""
         if not self.feed.updating:
@@ -139,8 +145,19 @@ class Pipeline:
     def reduce(self) -> None:
         """Let all gradients leave, agree on what there is, and wait for this rank's shards of the means."""
         agreed = self.back.flush(self._decide)
-        if agreed.decision != Decision():
-            self._decision = agreed.decision
+        self._note(agreed.decision)
+        if agreed.quarrel is not None:
+            self.back.drop()
+            raise StepError(agreed.quarrel)
+
+    def abandon(self) -> None:
+        """Drop gradients that are under way; a rank that does so alone makes the step() of the others an error."""
+        self._note(self.back.abandon().decision)
+
+    def _note(self, decision: Decision) -> None:
+        """Rank 0's, for the end of the next step."""
+        if decision != Decision():
+            self._decision = decision
 
     def gather_gradients(self) -> None:
         """Somebody reads gradients before step(): put the means into ``p.grad``, as DDP does at once.
@@ -164,7 +181,8 @@ class Pipeline:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients, also those under way."""
         if self.back.under_way:
-            self.back.abandon()
+            self.abandon()
+        self.back.forget()
         if not set_to_none:
             self.synchronize()
         with torch._C.DisableTorchFunctionSubclass():
@@ -227,6 +245,7 @@ class Pipeline:
 
     def end_step(self) -> None:
         """Act on what rank 0 has decided, and say what was hidden."""
+        self.back.steps += 1
         done = self.recorder.next_step()
         if done is not None and self._log_every and done.step % self._log_every == 0:
             log.info("%s", done.line())

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -18,16 +17,15 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._pytree import tree_leaves
 
-from paceline.errors import UnsupportedError
+from paceline.errors import UnsupportedError, UsageError
 from paceline.train.dear import checks, clipping, opaque, ownership
 from paceline.train.dear.buffers import Buffers
 from paceline.train.dear.groups import make_groups
 from paceline.train.dear.joining import Joining
-from paceline.train.dear.optimizer_state import WatchedState
 from paceline.train.dear.overlap import Recorder
 from paceline.train.dear.partial import ELEMENTWISE, PER_PARAMETER, is_torch
 from paceline.train.dear.pipeline import Pipeline
-from paceline.train.dear.sharded import ShardedUpdate
+from paceline.train.dear.takeover import Closure, TakeOver
 from paceline.train.dear.tuning import Tuner, make_tuner
 
 
@@ -71,13 +69,15 @@ class DataParallel(nn.Module):
         checks.check_parameters(module, optimizer)
         if sharded:
             checks.check_sharding(optimizer, elementwise)
+        ownership.check_free(module)
         self.module = module
         self._groups = make_groups(process_group, device_mesh)
         self._alone = self._groups.num_ranks == 1
+        self._closed = False
         self.optimizer = optimizer
-        ownership.own(module, optimizer)
         self.training = module.training
         if self._alone:
+            ownership.own(module, optimizer)
             return
         checks.check_alike(module, self._groups)
         named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
@@ -101,8 +101,10 @@ class DataParallel(nn.Module):
         )
         self._pipe.back.before_round = self._announce_round
         self._pipe.before_step = self._watch.check
-        opaque.watch(module, self._pipe.use)
-        self._take_over(optimizer)
+        self._opaque = opaque.Watched(self._pipe.use)
+        self._opaque.watch(module)
+        self._lent = TakeOver(optimizer, self._pipe, self._optimizer_steps, self.zero_grad)
+        ownership.own(module, optimizer)  # at last: what fails before leaves the module free
 
     def _broadcast_module(self) -> None:
         """Rank 0's parameters and buffers are everybody's."""
@@ -121,58 +123,12 @@ class DataParallel(nn.Module):
         tuner.threshold_bytes, tuner.searching = said[0]
         return tuner
 
-    # The optimizer: step() and zero_grad() are ours, and its state is read and written through us.
+    # What the optimizer's step() has become.
 
-    def _take_over(self, optimizer: Optimizer) -> None:
-        pipe, taken = self._pipe, any(True for _ in optimizer.state)
-        whole_step, wrapper = optimizer.step, self
+    def _optimizer_steps(self, whole_step: Callable[..., Any], closure: Closure) -> Any:
+        return self._step_whole(whole_step, closure) if self._whole else self._step(closure)
 
-        def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            """Perform a single optimization step; updates happen as communication ends."""
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # for learning-rate schedulers
-            if wrapper._whole:
-                return wrapper._step_whole(whole_step, closure)
-            return wrapper._step(closure)
-
-        def zero_grad(_: Optimizer, set_to_none: bool = True) -> None:
-            """Reset the gradients of all parameters."""
-            wrapper.zero_grad(set_to_none)
-
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # it says itself that it was called
-        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-        optimizer.zero_grad = MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
-        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # a scaler unscales before step()
-        optimizer.register_state_dict_pre_hook(lambda _: pipe.synchronize())
-        optimizer.register_load_state_dict_pre_hook(lambda _, __: pipe.synchronize())
-        optimizer.register_load_state_dict_post_hook(lambda _: self._state_loaded())
-        if isinstance(pipe.update, ShardedUpdate):
-            optimizer.register_state_dict_post_hook(self._consolidate)
-        if taken or not isinstance(pipe.update, ShardedUpdate):
-            self._state_loaded()
-
-    def _state_loaded(self) -> None:
-        """The optimizer has a new state: keep this rank's part of it, or watch it."""
-        update, optimizer = self._pipe.update, self.optimizer
-        if isinstance(update, ShardedUpdate):
-            by_index = enumerate(self._pipe.parameters)
-            update.scatter({index: optimizer.state[one] for index, one in by_index if one in optimizer.state})
-        else:
-            optimizer.state = WatchedState(optimizer.state, self._pipe.before_reading_state)
-
-    def _consolidate(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        update = self._pipe.update
-        if not isinstance(update, ShardedUpdate):
-            return state_dict
-        index_of = {id(parameter): index for index, parameter in enumerate(self._pipe.parameters)}
-        whole = update.consolidated()
-        ordered = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        packed = {
-            number: index_of[id(parameter)] for number, parameter in enumerate(ordered) if id(parameter) in index_of
-        }
-        state_dict["state"] = {number: whole[index] for number, index in packed.items() if index in whole}
-        return state_dict
-
-    def _step(self, closure: Callable[[], Any] | None) -> Any:
+    def _step(self, closure: Closure) -> Any:
         optimizer, args = self.optimizer, (closure,)
         before = chain(
             torch_optimizer._global_optimizer_pre_hooks.values(), optimizer._optimizer_step_pre_hooks.values()
@@ -193,7 +149,7 @@ class DataParallel(nn.Module):
             hook(optimizer, args, {})
         return loss
 
-    def _step_whole(self, step: Callable[..., Any], closure: Callable[[], Any] | None) -> Any:
+    def _step_whole(self, step: Callable[..., Any], closure: Closure) -> Any:
         """An optimizer that may look at all parameters together gets all gradients, and one call."""
         self._watch.check()
         if closure is None and not self._pipe.back.gathered:
@@ -209,9 +165,12 @@ class DataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass; each bucket of parameters is awaited at its first use."""
+        if self._closed:
+            raise UsageError("this DataParallel is closed: call its module, or wrap that anew")
         if self._alone:
             return self.module(*inputs, **kwargs)
-        if self._broadcast_buffers and self._running.stale and self._pipe.back.enabled:
+        back, trains = self._pipe.back, torch.is_grad_enabled() and self.module.training
+        if self._broadcast_buffers and back.enabled and self._running.due(back.steps, trains=trains):
             with self._joining.announced("buffers"):
                 self._running.broadcast(self._joining.last_active if self._joining.entered else 0)
         outputs = self.module(*inputs, **kwargs)
@@ -219,7 +178,7 @@ class DataParallel(nn.Module):
         if torch.is_grad_enabled():
             for output in tree_leaves(outputs):
                 if isinstance(output, torch.Tensor) and output.requires_grad:
-                    cast(Any, output).register_hook(self._pipe.back.backward_begins)
+                    cast(Any, output).register_hook(back.backward_begins)
         return outputs
 
     @contextmanager
@@ -258,7 +217,7 @@ class DataParallel(nn.Module):
                     "reduce": lambda _: self._pipe.reduce(),
                     "gather": lambda _: self._pipe.gather_gradients(),
                     "clip": lambda details: self.clip_grad_norm_(*details),
-                    "abandon": lambda _: self._pipe.back.abandon(),
+                    "abandon": lambda _: self._pipe.abandon(),
                     "step": self._shadow_step,
                     "buffers": lambda _: self._running.broadcast(self._joining.last_active),
                 }
@@ -333,13 +292,36 @@ class DataParallel(nn.Module):
             return
         if self._pipe.back.under_way:
             with self._joining.announced("abandon"):
-                self._pipe.back.abandon()
+                self._pipe.abandon()
         self._pipe.zero_grad(set_to_none)
 
     def synchronize(self) -> None:
         """Bring all parameters up to date now, rather than at their first use."""
         if not self._alone:
             self._pipe.synchronize()
+
+    def close(self) -> None:
+        """Finish what is under way, and give module and optimizer back: they can be used alone, or wrapped anew.
+
+        Every rank must call it. Gradients that no step() has used are dropped. After an error of the process group it
+        raises that error again, and gives them back as they are.
+        """
+        if self._closed:
+            return
+        try:
+            if not self._alone:
+                self.zero_grad()
+                self.synchronize()
+                self._lent.collect()
+                self._groups.part()
+        finally:
+            self._closed = True
+            ownership.disown(self.module)
+            if not self._alone:
+                self._alone = True
+                self._pipe.close()
+                self._opaque.close()
+                self._lent.give_back()
 
     @property
     def overlap(self) -> Recorder:
@@ -380,7 +362,7 @@ class DataParallel(nn.Module):
         """Compile the inner module in place."""
         self.module.compile(*args, **kwargs)
         if not self._alone:
-            opaque.watch(self.module, self._pipe.use)
+            self._opaque.watch(self.module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """A copy is one of the module alone: it takes no part in the training."""

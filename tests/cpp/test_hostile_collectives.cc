@@ -1,0 +1,205 @@
+// A peer that says the wrong thing while this rank waits in a collective. The group may fail, with a sentence; the
+// process may not, and no operation may hang.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <functional>
+
+#include "victim.h"
+
+namespace paceline::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+// One frame that makes no sense while rank 0 waits in a collective of 400 KB: the collective ends with an error.
+void expect_refused(const char* what, bool shm, const std::function<FrameHeader(FrameHeader)>& spoil) {
+  Victim victim(shm);
+  Impostor impostor = victim.impostor(Lane::kCollective);
+  const Job job = to_zero(100000);
+  Pending pending = victim.post(job);
+  const FrameHeader header = spoil(data_frame(victim.call(), 400000, 0, 131072));
+  impostor.send(header, std::vector<uint8_t>(std::min<uint64_t>(header.streamed_bytes(), 200000)));
+  const std::string error = pending.wait(5s);
+  EXPECT_TRUE(has(error, "rank 1")) << what << ": " << error;
+  EXPECT_FALSE(has(error, "died")) << what << ": " << error;
+}
+
+TEST(Collectives, FramesThatMakeNoSense) {
+  using Spoil = std::function<FrameHeader(FrameHeader)>;
+  const std::vector<std::pair<const char*, Spoil>> spoils = {
+      {"another call",
+       [](FrameHeader h) {
+         h.call.count = 7;
+         return h;
+       }},
+      {"another schedule",
+       [](FrameHeader h) {
+         h.call.schedule ^= 1;
+         return h;
+       }},
+      {"a wire that is not there",
+       [](FrameHeader h) {
+         h.id = 1;
+         return h;
+       }},
+      {"a wire far away",
+       [](FrameHeader h) {
+         h.id = UINT32_MAX;
+         return h;
+       }},
+      {"a hole",
+       [](FrameHeader h) {
+         h.offset = 4;
+         return h;
+       }},
+      {"too long",
+       [](FrameHeader h) {
+         h.length = 400004;
+         return h;
+       }},
+      {"much too long",
+       [](FrameHeader h) {
+         h.length = (uint64_t{1} << 62) - 1;
+         return h;
+       }},
+      {"another size",
+       [](FrameHeader h) {
+         h.total = 4;
+         return h;
+       }},
+      {"nothing",
+       [](FrameHeader h) {
+         h.length = 0;
+         return h;
+       }},
+      {"half an element",
+       [](FrameHeader h) {
+         h.length = 6;
+         return h;
+       }},
+      {"number 0",
+       [](FrameHeader h) {
+         h.seq = 0;
+         return h;
+       }},
+      {"a piece of nothing",
+       [](FrameHeader h) {
+         h.type = FrameType::kMore;
+         return h;
+       }},
+      {"memory that was not passed",
+       [](FrameHeader h) {
+         h.type = FrameType::kRings;
+         return h;
+       }},
+      {"payload in memory that was not passed",
+       [](FrameHeader h) {
+         h.shared = true;
+         return h;
+       }},
+      {"a message",
+       [](FrameHeader h) {
+         h.type = FrameType::kMessage;
+         return h;
+       }},
+      {"a message of later",
+       [](FrameHeader h) {
+         h.type = FrameType::kMessage;
+         h.seq = 9;
+         return h;
+       }},
+      {"an offer",
+       [](FrameHeader h) {
+         h.type = FrameType::kOffer;
+         return h;
+       }},
+      {"an accept",
+       [](FrameHeader h) {
+         h.type = FrameType::kAccept;
+         return h;
+       }},
+  };
+  for (const bool shm : {false, true}) {
+    for (const auto& [what, spoil] : spoils) expect_refused(what, shm, spoil);
+  }
+}
+
+TEST(Collectives, BytesThatAreNoFrame) {
+  Victim victim;
+  Impostor impostor = victim.impostor(Lane::kCollective);
+  const Job job = to_zero(1000);
+  Pending pending = victim.post(job);
+  impostor.send(random_bytes(5000, 3));
+  EXPECT_TRUE(has(pending.wait(), "sent bytes that are no frame")) << pending.wait();
+}
+
+// Rank 1 shares memory, and then says things about it that make no sense.
+TEST(Collectives, SharedMemoryThatMakesNoSense) {
+  const Fd small(::memfd_create("small", MFD_ALLOW_SEALING));
+  using Say = std::function<void(Impostor&, const Rings&, const Call&)>;
+  const std::vector<std::pair<const char*, Say>> says = {
+      {"a file that is no segment", [&](Impostor& i, const Rings&, const Call&) { i.share(small.get()); }},
+      {"a segment twice",
+       [](Impostor& i, const Rings& rings, const Call&) {
+         i.share(rings.fd());
+         i.share(rings.fd());
+       }},
+      {"a frame between two pieces",
+       [](Impostor& i, const Rings& rings, const Call& call) {
+         i.share(rings.fd());
+         FrameHeader header = data_frame(call, 400000, 0, 400000);
+         header.shared = true;
+         i.send(header);
+         i.send(data_frame(call, 400000, 131072, 100), random_bytes(100, 1));
+       }},
+      {"a piece too many",
+       [](Impostor& i, const Rings& rings, const Call& call) {
+         i.share(rings.fd());
+         FrameHeader header = data_frame(call, 400000, 0, 131072);
+         header.shared = true;
+         i.send(header);
+         header.type = FrameType::kMore;
+         header.shared = false;
+         i.send(header);
+       }},
+  };
+  for (const auto& [what, say] : says) {
+    Victim victim(true);
+    Impostor impostor = victim.impostor(Lane::kCollective);
+    const Rings rings;
+    const Job job = to_zero(100000);
+    const Pending pending = victim.post(job);
+    say(impostor, rings, victim.call());
+    EXPECT_TRUE(has(pending.wait(5s), "rank 1 (impostor)")) << what << ": " << pending.wait();
+  }
+}
+
+// A whole transfer by a segment that the test wrote.
+TEST(Collectives, SharedMemory) {
+  Victim victim(true);
+  Impostor impostor = victim.impostor(Lane::kCollective);
+  Rings rings;
+  impostor.share(rings.fd());
+  const Job job = to_zero(25000);
+  const Pending pending = victim.post(job);
+  ASSERT_TRUE(rings.put(random_bytes(100000, 1).data(), 100000));
+  FrameHeader header = data_frame(victim.call(), 100000, 0, 100000);
+  header.shared = true;
+  impostor.send(header);
+  EXPECT_EQ(pending.wait(5s), "");
+}
+
+TEST(Errors, AreToldAndEnd) {
+  Victim victim;
+  Impostor impostor = victim.impostor(Lane::kCollective);
+  const Job job = to_zero(1000);
+  Pending pending = victim.post(job);
+  const std::string text = "the sky is falling";
+  FrameHeader header = message_frame(FrameType::kError, 0, 1, text.size());
+  impostor.send(header, std::vector<uint8_t>(text.begin(), text.end()));
+  EXPECT_TRUE(has(pending.wait(), "the sky is falling (told by rank 1)")) << pending.wait();
+}
+
+}  // namespace
+}  // namespace paceline::testing
