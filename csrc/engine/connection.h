@@ -85,8 +85,8 @@ class Connection final : public Watcher {
   void enqueue(OutFrame frame);
   void enqueue_control(const FrameHeader& header);
   bool has_room() const { return out_.size() < kMostFrames && out_bytes_ < most_bytes_; }
-  // What is worth a frame of its own: large enough to make calls cheap, small enough to stay in cache between receiving,
-  // reducing and sending on, and to let others through on a slow link.
+  // What is worth a frame of its own: large enough to make calls cheap, small enough to stay in cache between
+  // receiving, reducing and sending on, and to let others through on a slow link.
   uint64_t slice_bytes() const { return most_bytes_ < 2 * kSliceBytes ? kSliceBytes / 2 : kSliceBytes; }
   bool idle() const { return out_.empty(); }
 

@@ -241,14 +241,19 @@ void Decisions::decide(uint64_t first, uint64_t last, const std::string& choice)
   decided_ = last;
   for (uint32_t peer = 0; peer < group_.size(); ++peer) {
     if (peer != group_.rank()) tell(peer);
+    if (!group_.failure().empty()) return;
   }
-  book_.pop_back();  // learn() writes it
-  learn({first, last, choice});
+  follow({first, last, choice});
 }
 
 void Decisions::learn(const Decision& decision) {
   book_.push_back(decision);
   decided_ = decision.last;
+  follow(decision);
+}
+
+// What awaited this decision begins.
+void Decisions::follow(const Decision& decision) {
   while (!awaiting_.empty() && awaiting_.begin()->first <= decision.last && group_.failure().empty()) {
     const std::shared_ptr<Operation> operation = awaiting_.begin()->second;
     awaiting_.erase(awaiting_.begin());

@@ -54,10 +54,20 @@ std::string Group::who(uint32_t peer) const {
 Connection* Group::connection(uint32_t peer, Lane lane) {
   const LaneState& state = peers_[peer].lanes[index(lane)];
   if (state.connection != nullptr) return state.connection.get();
-  if (state.opening == Opening::kNone && peers_[peer].ending.empty() && !left_ && failure_.empty()) {
+  const bool known = !membership_.addresses.empty();  // peers may send before this rank can
+  if (known && state.opening == Opening::kNone && peers_[peer].ending.empty() && !left_ && failure_.empty()) {
     engine_.introductions().open(*this, peer, lane);
   }
   return state.connection.get();
+}
+
+void Group::introduce(std::vector<PeerAddress> addresses) {
+  membership_.addresses = std::move(addresses);
+  for (uint32_t peer = 0; peer < size(); ++peer) {
+    for (const Lane lane : {Lane::kCollective, Lane::kMessages}) {
+      if (peer != rank() && failure_.empty()) reopen(peer, lane);
+    }
+  }
 }
 
 void Group::reopen(uint32_t peer, Lane lane) {

@@ -52,7 +52,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   const std::string& failure() const { return failure_; }
   bool left() const { return left_; }
 
-  void introduce(std::vector<PeerAddress> addresses) { membership_.addresses = std::move(addresses); }
+  void introduce(std::vector<PeerAddress> addresses);
 
   // "rank 3 (hostname)"
   std::string who(uint32_t peer) const;

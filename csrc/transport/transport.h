@@ -35,8 +35,8 @@ class Transport {
   // start, with ECONNREFUSED when nobody listens there.
   virtual Fd connect(const std::string& address) = 0;
 
-  // Lets the kernel hold no more of a stream than it sends in a moment, so that what is urgent need not wait behind what
-  // is not. Returns how many bytes that is; called again, since rates change.
+  // Lets the kernel hold no more of a stream than it sends in a moment, so that what is urgent need not wait behind
+  // what is not. Returns how many bytes that is; called again, since rates change.
   virtual size_t limit_unsent(int fd) const = 0;
 
   // For the payload of a new stream; nullptr where it goes through the socket.

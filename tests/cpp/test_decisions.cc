@@ -349,5 +349,29 @@ TEST(Hostile, AnArrivalAtAnotherCollective) {
   EXPECT_TRUE(has(stage.fails(), "all ranks must call the same collectives in the same order"));
 }
 
+// A peer that knows all addresses may call before this rank knows any.
+TEST(Decisions, AnArrivalBeforeTheAddresses) {
+  Engine engine({"lo", false});
+  const Membership member = membership(0, 3);
+  const std::shared_ptr<Group> group = engine.join(member);
+  engine.decide_by(group, rules());
+  Impostor impostor(engine, false);
+  Membership other = member;
+  other.rank = 1;
+  EXPECT_TRUE(impostor.introduce(other, 0, Lane::kMessages));
+  FrameHeader header;
+  header.type = FrameType::kArrived;
+  header.offset = header.seq = 1;
+  header.call = {Kind::kAllReduce, DType::kInt32, ReduceOp::kSum, 0, 0, 1000, 0};
+  impostor.send(header, {});
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(engine.failure(group), "");
+  const PeerAddress nobody = {"nobody", "127.0.0.1:1", ""};
+  engine.introduce(group, {engine.address(), nobody, nobody});
+  for (int i = 0; i < 2000 && engine.failure(group).empty(); ++i) std::this_thread::sleep_for(10ms);
+  EXPECT_TRUE(has(engine.failure(group), "rank 2 (nobody)"));
+  engine.leave(group);
+}
+
 }  // namespace
 }  // namespace paceline::testing

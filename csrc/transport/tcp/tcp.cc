@@ -19,8 +19,8 @@
 namespace paceline::tcp {
 namespace {
 
-// What the kernel may hold unsent: what goes out in four milliseconds. With less, links fall idle between two turns of a
-// busy processor.
+// What the kernel may hold unsent: what goes out in four milliseconds. With less, links fall idle between two turns of
+// a busy processor.
 constexpr uint64_t kMomentsPerSecond = 250;
 constexpr uint64_t kLeastUnsentBytes = 64 << 10;
 

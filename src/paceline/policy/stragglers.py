@@ -26,7 +26,7 @@ from paceline.policy.planning import Plan, late_enough_s, plan
 _WORTH_IT = 0.97
 """A schedule for late ranks must promise to save 3% of what the plain one costs."""
 
-_ENTER, _LEAVE = 0.25, 0.15
+_ENTER, _LEAVE = 0.45, 0.35
 """A rank counts as late from so much of a buffer time on; one that counted as late, down to the second."""
 
 RECENT, _PERSISTENT, _STILL = 5, 4, 3
@@ -36,7 +36,7 @@ _PATIENCE, _LEAST_PATIENCE_S = 0.6, 0.02
 """How long to wait for a missing rank: in buffer times, and at least. Who comes just after an announcement would have
 been better off without: below 0.2 buffer times of lateness the plain schedule wins, and most jitter is shorter."""
 
-_ROUND_TRIPS, _HANDLING_S = 200, 20e-6
+_ROUND_TRIPS, _HANDLING_S = 800, 20e-6
 """A collective awaits a decision if it takes so many times what that costs; a frame costs the coordinator this."""
 
 _WINDOW = 8
