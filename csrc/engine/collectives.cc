@@ -10,9 +10,10 @@
 namespace paceline {
 namespace {
 
-// Frames of collectives that are not called yet are kept up to this much; beyond, the stream waits.
+// Frames of collectives that are not called yet are kept up to this much; beyond, the stream waits. Through memory only
+// small ones are: there the rest costs nothing more when it is wanted.
 constexpr uint64_t kMostEarlyBytes = 64 << 20;
-constexpr uint64_t kMostEarlyFrameBytes = 8 << 10;
+constexpr uint64_t kMostEarlySharedBytes = 8 << 10;
 
 constexpr size_t kHistory = 256;
 
@@ -141,16 +142,13 @@ void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t in
   Connection* connection = group_.connection(access.peer, Lane::kCollective);
   if (connection != nullptr && ready < bytes && ready - progress.moved < connection->slice_bytes()) return;
   progress.queued = true;
+  // What belongs to an earlier step goes first, also when it became ready later: others wait for it.
   std::deque<uint32_t>& queue = outgoing_[access.peer].queues[operation->seq].ready;
-  if (operation->program->in_order()) {
-    const std::vector<Access>& all = operation->program->accesses();
-    queue.insert(std::upper_bound(queue.begin(), queue.end(), index,
-                                  [&](uint32_t a, uint32_t b) { return all[a].step < all[b].step; }),
-                 index);
-    operation->sending.insert({access.step, index});
-  } else {
-    queue.push_back(index);
-  }
+  const std::vector<Access>& all = operation->program->accesses();
+  queue.insert(std::upper_bound(queue.begin(), queue.end(), index,
+                                [&](uint32_t a, uint32_t b) { return all[a].step < all[b].step; }),
+               index);
+  if (operation->program->in_order()) operation->sending.insert({access.step, index});
   if (connection != nullptr) group_.mark(*connection);
 }
 
@@ -297,13 +295,14 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
       group_.fail(connection.peer(), group_.who(connection.peer()) + " sent a frame that is too long");
       return FrameHandler::Verdict::kTake;
     }
-    const bool keep = connection.hung_up() || (header.length <= kMostEarlyFrameBytes && early_bytes_ < kMostEarlyBytes);
+    const bool dear = header.shared && header.length > kMostEarlySharedBytes;
+    const bool keep = connection.hung_up() || (!dear && early_bytes_ < kMostEarlyBytes);
     if (!keep) return FrameHandler::Verdict::kPause;
     Receiving& receiving = receiving_[&connection];
     receiving.early = true;
     receiving.operation.reset();
-    receiving.payload.assign(header.length, 0);
-    *to = receiving.payload.data();
+    receiving.buffer = group_.engine().scratch().take(header.length);
+    *to = receiving.buffer.data();
     return FrameHandler::Verdict::kTake;
   }
   const std::shared_ptr<Operation>& operation = found->second;
@@ -330,8 +329,8 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header, co
   if (header.type == FrameType::kPosted) return;
   const auto entry = receiving_.find(&connection);
   if (entry != receiving_.end() && entry->second.early) {
-    early_bytes_ += entry->second.payload.size();
-    early_[header.seq].push_back({connection.peer(), header, std::move(entry->second.payload)});
+    early_bytes_ += header.length;
+    early_[header.seq].push_back({connection.peer(), header, std::move(entry->second.buffer)});
     receiving_.erase(entry);
     const std::shared_ptr<Operation> called = find(header.seq);  // while the frame arrived
     if (called != nullptr && !called->awaits()) replay(called);
@@ -354,17 +353,16 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header, co
 void Collectives::replay(const std::shared_ptr<Operation>& operation) {
   const auto found = early_.find(operation->seq);
   if (found == early_.end()) return;
-  const std::vector<Early> frames = std::move(found->second);
+  std::vector<Early> frames = std::move(found->second);
   early_.erase(found);
-  for (const Early& frame : frames) {
-    early_bytes_ -= frame.payload.size();
+  for (Early& frame : frames) {
+    early_bytes_ -= frame.header.length;
     const int64_t access = check(frame.peer, *operation, frame.header);
     if (access < 0) return;
     const auto index = static_cast<uint32_t>(access);
     operation->progress[index].moved += frame.header.length;
-    ScratchPool::Buffer buffer = group_.engine().scratch().take(frame.payload.size());
-    std::memcpy(buffer.data(), frame.payload.data(), frame.payload.size());
-    take(operation, index, frame.header.offset, frame.header.length, std::move(buffer));
+    take(operation, index, frame.header.offset, frame.header.length, std::move(frame.payload));
+    if (group_.failure().empty()) group_.flush_marked();  // there may be many, and links must not wait for all of them
     if (!group_.failure().empty()) return;
   }
 }

@@ -66,7 +66,7 @@ class Collectives {
   struct Early {
     uint32_t peer = 0;
     FrameHeader header;
-    std::vector<uint8_t> payload;
+    ScratchPool::Buffer payload;
   };
 
   void start(const std::shared_ptr<Operation>& operation);
@@ -101,7 +101,6 @@ class Collectives {
     uint32_t access = 0;
     ScratchPool::Buffer buffer;
     bool early = false;
-    std::vector<uint8_t> payload;
   };
   std::map<const Connection*, Receiving> receiving_;
 };
