@@ -97,6 +97,8 @@ class Backend final : public c10d::Backend {
     std::function<void()> epilogue;
   };
 
+  // Once. Returns what ranks disagree about, if no caller of this rank was told.
+  std::string leave();
   PlanRequest wanted(const Request& request) const;
   void post(const c10::intrusive_ptr<Work>& work, Request request);
   WorkPtr exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs, Request request);

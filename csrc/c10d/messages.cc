@@ -28,7 +28,11 @@ Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool 
   message->tag = static_cast<uint32_t>(tag);
   message->data = flat.data();
   message->bytes = flat.bytes();
-  message->timeout = timeout_or_default(c10d::kUnsetTimeout);
+  // As with Gloo the time limit counts from when somebody waits: a receive may be posted long before.
+  const std::chrono::milliseconds timeout = timeout_or_default(c10d::kUnsetTimeout);
+  work->when_awaited([engine = engine_.get(), weak = std::weak_ptr<Message>(message), timeout] {
+    if (const std::shared_ptr<Message> awaited = weak.lock()) engine->hurry(awaited, timeout);
+  });
   // The message outlives its own callback, and must not keep itself alive.
   message->on_done = [work, flat, tensor, receives, message = message.get()](const std::string& error) mutable {
     if (error.empty() && receives) {

@@ -20,6 +20,7 @@ bool belongs(FrameType type, Lane lane) {
     case FrameType::kMessage:
     case FrameType::kOffer:
     case FrameType::kAccept:
+    case FrameType::kCredit:
     case FrameType::kArrived:
     case FrameType::kDecided:
       return lane == Lane::kMessages;
@@ -145,7 +146,8 @@ void Group::on_frame(Connection& connection, const FrameHeader& header, const ui
       const std::string text(said.begin(), said.end());
       fail(header.id < size() ? static_cast<int64_t>(header.id) : -1,
            text.find("(told by rank") == std::string::npos ? text + " (told by rank " + std::to_string(peer) + ")"
-                                                           : text);
+                                                           : text,
+           header.seq);
       return;
     }
     case FrameType::kBye:
@@ -224,10 +226,11 @@ void Group::lose(uint32_t peer, const std::string& reason) {
   }
 }
 
-void Group::fail(int64_t culprit, const std::string& reason) {
+void Group::fail(int64_t culprit, const std::string& reason, uint64_t disputed) {
   if (!failure_.empty()) return;
   failure_ = reason;
   culprit_ = culprit;
+  if (disputed > 0) disputed_ = disputed;
   log(LogLevel::kInfo, "rank " + std::to_string(rank()) + ": " + reason);
   // Peers first: by the time the caller sees the error, they are on their way to know.
   for (Peer& peer : peers_) {
@@ -237,9 +240,9 @@ void Group::fail(int64_t culprit, const std::string& reason) {
   }
   marked_.clear();
   inquiry_.reset();
-  collectives_.fail(reason);
+  collectives_.fail();
   decisions_.fail();
-  mailbox_.fail(reason);
+  mailbox_.fail();
 }
 
 // Its last words on this connection.
@@ -247,6 +250,7 @@ void Group::tell_failure(Connection& connection) {
   OutFrame frame;
   frame.header.type = FrameType::kError;
   frame.header.id = culprit_ < 0 ? UINT32_MAX : static_cast<uint32_t>(culprit_);
+  frame.header.seq = disputed_ == kUndisputed ? 0 : disputed_.load();
   const size_t length = std::min<size_t>(failure_.size(), kMaxErrorBytes);
   frame.owned.assign(failure_.begin(), failure_.begin() + static_cast<std::ptrdiff_t>(length));
   frame.header.length = length;
@@ -271,9 +275,9 @@ void Group::leave() {
   }
   marked_.clear();
   engine_.introductions().forget(*this);
-  collectives_.fail(failure_);
+  collectives_.fail();
   decisions_.fail();
-  mailbox_.fail(failure_);
+  mailbox_.fail();
 }
 
 bool Group::busy() const {

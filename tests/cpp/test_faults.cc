@@ -91,6 +91,33 @@ TEST_P(Faults, DifferentCallsAreNamedOnBothSides) {
   }
 }
 
+// A root that only sends is done before anybody has looked at what it sent. It hears at its next call, or when it
+// leaves.
+TEST_P(Faults, ARootThatIsDoneHearsOfDifferentCalls) {
+  const auto names_both = [](const std::string& text) {
+    return has(text, "broadcast(int32[100], root 0)") && has(text, "allreduce(int32[100], sum)") &&
+           has(text, "rank 0") && has(text, "rank 1");
+  };
+  for (const bool calls_again : {false, true}) {
+    Ranks ranks(3, options());
+    const Job broadcast(chain_broadcast(3, 1), Kind::kBroadcast, 3, 100, 1);
+    const Job other(ring_all_reduce(3), Kind::kAllReduce, 3, 100, 1);
+    EXPECT_EQ(ranks.post(0, broadcast.operation(0)).wait(), "");
+    const Pending right = ranks.post(2, broadcast.operation(2)), wrong = ranks.post(1, other.operation(1));
+    EXPECT_TRUE(names_both(right.wait())) << right.wait();
+    EXPECT_TRUE(names_both(wrong.wait())) << wrong.wait();
+    while (!ranks.group(0)->disputes(1)) std::this_thread::sleep_for(1ms);
+    EXPECT_FALSE(ranks.group(0)->disputes(0));
+    if (calls_again) {
+      const std::string said = ranks.post(0, other.operation(0)).wait();
+      EXPECT_TRUE(names_both(said)) << said;
+    }
+    const std::string last = ranks.leave(0);
+    EXPECT_EQ(names_both(last), !calls_again) << last;
+    EXPECT_EQ(ranks.leave(1), "");
+  }
+}
+
 TEST_P(Faults, DifferentSchedules) {
   Ranks ranks(2, options());
   const Job a(swap_all_reduce(), Kind::kAllReduce, 2, 1000, 1), b(ring_all_reduce(2), Kind::kAllReduce, 2, 1000, 1);
