@@ -73,7 +73,7 @@ void Backend::abort() {
 }
 
 c10d::ErrorType Backend::getError() {
-  return engine_->failure(group_).empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
+  return failure().empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
