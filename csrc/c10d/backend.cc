@@ -118,7 +118,7 @@ PlanRequest Backend::wanted(const Request& request) const {
 
 void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
   TORCH_CHECK(!left_, "this process group was destroyed");
-  auto operation = std::make_shared<Operation>();
+  const auto operation = std::make_shared<Operation>();
   operation->call = request.call;
   operation->timeout = timeout_or_default(request.timeout);
   operation->epilogue = std::move(request.epilogue);

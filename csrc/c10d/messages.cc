@@ -15,7 +15,7 @@ constexpr uint32_t kExchangeTag = 0xffffffff;
 
 Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool receives, c10d::OpType type,
                                   const char* title) {
-  at::Tensor tensor = single(tensors, title);
+  const at::Tensor tensor = single(tensors, title);
   TORCH_CHECK_VALUE(tag >= 0, "a tag is 0 or more, not ", tag);
   TORCH_CHECK_VALUE(peer < size_ && peer != rank_ && (peer >= 0 || type == c10d::OpType::RECVANYSOURCE), title,
                     ": rank ", peer, " is not another rank of this group");
@@ -23,7 +23,7 @@ Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool 
   const Contiguous flat = contiguous(tensor);
   const auto work = make_work(type, title, tensors, tensors);
   work->keep(flat.tensor);
-  auto message = std::make_shared<Message>();
+  const auto message = std::make_shared<Message>();
   message->peer = peer;
   message->tag = static_cast<uint32_t>(tag);
   message->data = flat.data();
@@ -63,8 +63,8 @@ Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
 
 std::future<void> Backend::start_message(int64_t peer, uint32_t tag, uint8_t* data, uint64_t bytes, bool receives,
                                          std::chrono::milliseconds timeout) {
-  auto promise = std::make_shared<std::promise<void>>();
-  auto message = std::make_shared<Message>();
+  const auto promise = std::make_shared<std::promise<void>>();
+  const auto message = std::make_shared<Message>();
   message->peer = peer;
   message->tag = tag;
   message->data = data;

@@ -78,7 +78,7 @@ void Work::done(const std::string& error) {
   finish(error_.empty() ? nullptr : backend_error(error_));
   finished_ = true;
   if (future) {
-    auto self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this);
+    const auto self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this);
     run_elsewhere([self, future] { self->settle(future); });
   }
 }

@@ -182,6 +182,7 @@ void Mailbox::on_credit(Connection& connection, const FrameHeader& header) {
     return;
   }
   account.spent -= header.length;
+  group_.mark(connection);
 }
 
 // Messages and offers are numbered as they are sent; another number would take the place of a message that waits.

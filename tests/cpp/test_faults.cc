@@ -106,7 +106,8 @@ TEST_P(Faults, ARootThatIsDoneHearsOfDifferentCalls) {
     const Pending right = ranks.post(2, broadcast.operation(2)), wrong = ranks.post(1, other.operation(1));
     EXPECT_TRUE(names_both(right.wait())) << right.wait();
     EXPECT_TRUE(names_both(wrong.wait())) << wrong.wait();
-    while (!ranks.group(0)->disputes(1)) std::this_thread::sleep_for(1ms);
+    for (int i = 0; i < 10000 && !ranks.group(0)->disputes(1); ++i) std::this_thread::sleep_for(1ms);
+    EXPECT_TRUE(ranks.group(0)->disputes(1));
     EXPECT_FALSE(ranks.group(0)->disputes(0));
     if (calls_again) {
       const std::string said = ranks.post(0, other.operation(0)).wait();
