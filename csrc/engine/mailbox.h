@@ -6,7 +6,7 @@
 // sender does, and two ranks that send to each other first and receive later do not block. Nothing stops the stream,
 // which carries more than messages.
 //
-//   sender                       receiver
+//   sender                         receiver
 //   small, and credit  message ->  matches a receive: straight to its buffer; otherwise kept
 //                              <-  credit, now and then, for what has found its receive
 //   otherwise          offer   ->  when matched:
