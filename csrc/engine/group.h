@@ -102,6 +102,8 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   void attach(std::unique_ptr<Connection> connection);
   // A connection that somebody had begun to open came to nothing: open it ourselves if it is needed.
   void reopen(uint32_t peer, Lane lane);
+  // A connection to the peer could not be opened. Why that is may be about to be heard from others.
+  void suspect(uint32_t peer, Lane lane, const std::string& reason);
   // The peer cannot be reached any more; an empty reason repeats the one known. Fails the group if it is needed.
   void lose(uint32_t peer, const std::string& reason);
 
@@ -131,7 +133,17 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
     std::vector<Call> calls;
   };
 
+  // A peer that did not let us in: perhaps because of another's death, of which word is on its way.
+  struct Suspicion {
+    uint32_t peer = 0;
+    Lane lane = Lane::kCollective;
+    std::string reason;
+    Clock::time_point until;
+    bool ripe = false;
+  };
+
   static size_t index(Lane lane) { return static_cast<size_t>(lane); }
+  Clock::time_point judge(Clock::time_point now);
   void probe(uint32_t peer, const Operation& operation);
   void ask_around(Operation& operation, Clock::time_point now);
   void inquire(const Operation& operation, Clock::time_point now);
@@ -147,6 +159,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   std::set<Nonce> greeted_;
   std::vector<Connection*> marked_;
   std::map<const Connection*, std::vector<uint8_t>> error_texts_;
+  std::vector<Suspicion> suspicions_;
   std::unique_ptr<Inquiry> inquiry_;
   std::string failure_;
   int64_t culprit_ = -1;

@@ -96,8 +96,7 @@ class Introductions::Stranger final : public Watcher {
     if (group == nullptr) log(LogLevel::kInfo, "dropped a connection at " + transport_.address() + ": " + why);
     introductions_.drop(*this);
     if (group != nullptr) {
-      group->set_opening(peer, lane, Group::Opening::kNone);
-      group->lose(peer, why);
+      group->suspect(peer, lane, why);
     } else if (claimed != nullptr && claimed->opening(peer, lane) == Group::Opening::kAccepting) {
       claimed->set_opening(peer, lane, Group::Opening::kNone);
       claimed->reopen(peer, lane);
@@ -265,9 +264,9 @@ void Introductions::knock(Group& group, uint32_t peer, Lane lane, std::chrono::m
       engine_.wake();
       return;
     }
-    group.set_opening(peer, lane, Group::Opening::kNone);
-    group.lose(peer, error.code().value() == ECONNREFUSED ? "refused the connection: its process died"
-                                                          : std::string("cannot be reached: ") + error.what());
+    group.suspect(peer, lane,
+                  error.code().value() == ECONNREFUSED ? "refused the connection: its process died"
+                                                       : std::string("cannot be reached: ") + error.what());
   }
 }
 

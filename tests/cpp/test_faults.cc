@@ -172,6 +172,25 @@ TEST_P(Faults, GroupsFailAlone) {
   EXPECT_TRUE(job.right());
 }
 
+// A rank that has left because another died lets nobody in any more. The one who died is named all the same.
+TEST_P(Faults, ARankThatLeftBecauseAnotherDied) {
+  Ranks ranks(3, options());
+  const Schedule star{"star", 1, {{0, 0, 1, 0, 1, false}, {0, 0, 2, 0, 1, false}}};
+  const Schedule across{"across", 1, {{0, 2, 1, 0, 1, false}}};
+  const Job first(star, Kind::kBroadcast, 3, 10, 1), second(star, Kind::kBroadcast, 3, 10, 2);
+  std::vector<Pending> pending;
+  for (uint32_t rank = 0; rank < 3; ++rank) pending.push_back(ranks.post(rank, first.operation(rank)));
+  for (const Pending& entry : pending) ASSERT_EQ(entry.wait(), "");
+  ranks.kill(0);
+  const std::string heard = ranks.post(2, second.operation(2)).wait();
+  EXPECT_TRUE(has(heard, "rank 0 (host0) closed its connection: its process died")) << heard;
+  ranks.leave(2);
+  const Job third(across, Kind::kBroadcast, 3, 10, 3);
+  const std::string error = ranks.post(1, third.operation(1)).wait();
+  EXPECT_TRUE(has(error, "rank 2 (host2) closed its connection while being introduced")) << error;
+  EXPECT_TRUE(has(error, "before, rank 0 (host0) closed its connection: its process died")) << error;
+}
+
 // Nobody listens at a rank's address any more.
 TEST_P(Faults, AProcessThatDiedBeforeItWasNeeded) {
   Engine alive({"lo", GetParam()});
