@@ -201,7 +201,7 @@ def test_ranks_that_disagree_hear_of_both_calls(most: str, one: str, world_size:
 
 
 def _scatter() -> dist.Work:
-    return dist.scatter(torch.zeros(4), list(torch.ones(4 * dist.get_world_size()).chunk(dist.get_world_size())), 0, None, True)
+    return dist.scatter(torch.zeros(4), [torch.ones(4) for _ in range(dist.get_world_size())], 0, async_op=True)
 
 
 ROOTS: dict[str, Callable[[], dist.Work]] = {
