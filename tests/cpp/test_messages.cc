@@ -185,8 +185,9 @@ TEST_P(Messages, SizesThatDifferAreAnErrorOnBothSides) {
     Pending received = ranks.receive(1, 0, 0, in);
     Pending sent = ranks.send(0, 1, 0, out);
     EXPECT_NE(received.wait().find("must have the same size"), std::string::npos);
+    const std::string told = sent.wait();  // a small one may be done before
     if (size > 65536) {
-      EXPECT_NE(sent.wait().find("must have the same size"), std::string::npos);
+      EXPECT_NE(told.find("must have the same size"), std::string::npos);
     }
     std::vector<uint8_t> again(1);
     EXPECT_NE(ranks.send(1, 0, 0, again).wait(), "");  // the group has failed for good
