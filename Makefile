@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 TOOLS := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 STAMP := $(VENV)/.built
 CPP := $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
-CORE := $(filter-out csrc/c10d/% csrc/reduce/reduce_%,$(filter csrc/%.cc,$(CPP)))
+TIDIED := $(sort $(filter-out csrc/reduce/reduce_%,$(filter csrc/%.cc,$(CPP))))
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test cpp-test fuzz sanitize thorough conformance faults lint format bench clean
@@ -62,8 +62,8 @@ lint: install  ## ruff, mypy --strict, clang-format and clang-tidy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
-	$(BIN)/clang-tidy --quiet -p $(firstword $(dir $(wildcard build/*/compile_commands.json))) \
-	  --extra-arg=-Wno-unknown-warning-option $(CORE)
+	@printf '%s\n' $(TIDIED) | xargs -P "$$(nproc)" -n 1 $(BIN)/clang-tidy --quiet --extra-arg=-Wno-unknown-warning-option \
+	  -p $(firstword $(dir $(wildcard build/*/compile_commands.json)))
 
 format: install  ## rewrite the code as lint wants it
 	$(BIN)/ruff check --fix .

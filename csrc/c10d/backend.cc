@@ -51,25 +51,29 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
   init();
 }
 
-Backend::~Backend() { shutdown(); }
+Backend::~Backend() { leave(); }
 
-void Backend::shutdown() {
-  if (left_.exchange(true)) return;
+std::string Backend::leave() {
+  if (left_.exchange(true)) return "";
   if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {  // collected by Python: others may need its lock meanwhile
     const pybind11::gil_scoped_release unlocked;
-    engine_->leave(group_);
-  } else {
-    engine_->leave(group_);
+    return engine_->leave(group_);
   }
+  return engine_->leave(group_);
+}
+
+void Backend::shutdown() {
+  const std::string unheard = leave();
+  if (!unheard.empty()) std::rethrow_exception(backend_error("destroy_process_group: " + unheard));
 }
 
 void Backend::abort() {
   engine_->abort(group_, "rank " + std::to_string(rank_) + " aborted the group");
-  shutdown();
+  leave();
 }
 
 c10d::ErrorType Backend::getError() {
-  return engine_->failure(group_).empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
+  return failure().empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
@@ -96,7 +100,7 @@ c10::intrusive_ptr<Work> Backend::make_work(c10d::OpType type, const char* title
                                             Tensors outputs, size_t parts) {
   auto work = c10::make_intrusive<Work>(rank_, type, title, inputs, std::move(outputs), sequence_.load() + 1,
                                         static_cast<int>(parts));
-  work->let_help(engine_, spin_);
+  work->let_help(engine_, group_, spin_);
   return work;
 }
 
@@ -114,7 +118,7 @@ PlanRequest Backend::wanted(const Request& request) const {
 
 void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
   TORCH_CHECK(!left_, "this process group was destroyed");
-  auto operation = std::make_shared<Operation>();
+  const auto operation = std::make_shared<Operation>();
   operation->call = request.call;
   operation->timeout = timeout_or_default(request.timeout);
   operation->epilogue = std::move(request.epilogue);
@@ -137,6 +141,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
   }
   ++sequence_;
   engine_->post(group_, operation, request.asynchronous);
+  work->posted(*operation);
 }
 
 Backend::WorkPtr Backend::exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs,

@@ -81,6 +81,8 @@ class Backend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  // Why the group has failed, or an empty string.
+  std::string failure() { return engine_->failure(group_); }
   // Which algorithm runs each kind of request so far: "allreduce of 64 MiB: ring".
   std::vector<std::string> chosen() { return programs_->chosen(); }
   // Who arrived when at each collective that awaited a decision; empty but on rank 0.
@@ -97,6 +99,8 @@ class Backend final : public c10d::Backend {
     std::function<void()> epilogue;
   };
 
+  // Once. Returns what ranks disagree about, if no caller of this rank was told.
+  std::string leave();
   PlanRequest wanted(const Request& request) const;
   void post(const c10::intrusive_ptr<Work>& work, Request request);
   WorkPtr exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs, Request request);

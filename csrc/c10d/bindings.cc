@@ -132,6 +132,8 @@ PYBIND11_MODULE(_c10d, module) {
             return describe_all(records);
           },
           "Who arrived when at each collective that awaited a decision.")
+      .def("failure", &Backend::failure, py::call_guard<py::gil_scoped_release>(),
+           "Why the group has failed, or an empty string.")
       .def("chosen", &Backend::chosen, py::call_guard<py::gil_scoped_release>(),
            "Which algorithm runs each kind of collective used so far.");
 

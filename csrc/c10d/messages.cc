@@ -15,7 +15,7 @@ constexpr uint32_t kExchangeTag = 0xffffffff;
 
 Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool receives, c10d::OpType type,
                                   const char* title) {
-  at::Tensor tensor = single(tensors, title);
+  const at::Tensor tensor = single(tensors, title);
   TORCH_CHECK_VALUE(tag >= 0, "a tag is 0 or more, not ", tag);
   TORCH_CHECK_VALUE(peer < size_ && peer != rank_ && (peer >= 0 || type == c10d::OpType::RECVANYSOURCE), title,
                     ": rank ", peer, " is not another rank of this group");
@@ -23,12 +23,16 @@ Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool 
   const Contiguous flat = contiguous(tensor);
   const auto work = make_work(type, title, tensors, tensors);
   work->keep(flat.tensor);
-  auto message = std::make_shared<Message>();
+  const auto message = std::make_shared<Message>();
   message->peer = peer;
   message->tag = static_cast<uint32_t>(tag);
   message->data = flat.data();
   message->bytes = flat.bytes();
-  message->timeout = timeout_or_default(c10d::kUnsetTimeout);
+  // As with Gloo the time limit counts from when somebody waits: a receive may be posted long before.
+  const std::chrono::milliseconds timeout = timeout_or_default(c10d::kUnsetTimeout);
+  work->when_awaited([engine = engine_.get(), weak = std::weak_ptr<Message>(message), timeout] {
+    if (const std::shared_ptr<Message> awaited = weak.lock()) engine->hurry(awaited, timeout);
+  });
   // The message outlives its own callback, and must not keep itself alive.
   message->on_done = [work, flat, tensor, receives, message = message.get()](const std::string& error) mutable {
     if (error.empty() && receives) {
@@ -59,8 +63,8 @@ Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
 
 std::future<void> Backend::start_message(int64_t peer, uint32_t tag, uint8_t* data, uint64_t bytes, bool receives,
                                          std::chrono::milliseconds timeout) {
-  auto promise = std::make_shared<std::promise<void>>();
-  auto message = std::make_shared<Message>();
+  const auto promise = std::make_shared<std::promise<void>>();
+  const auto message = std::make_shared<Message>();
   message->peer = peer;
   message->tag = tag;
   message->data = data;

@@ -5,7 +5,7 @@
 namespace paceline {
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  at::Tensor tensor = single(tensors, "broadcast");
+  const at::Tensor tensor = single(tensors, "broadcast");
   check_root(options.rootRank, "broadcast");
   const Contiguous flat = contiguous(tensor);
   Request request;
@@ -73,7 +73,7 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(output.numel() == input.numel() * size_, "all_gather_into_tensor: the output has ", output.numel(),
                     " elements, and ", size_, " ranks with ", input.numel(), " each give ", input.numel() * size_);
-  Tensors inputs{input};
+  const Tensors inputs{input};
   const auto work = make_work(c10d::OpType::_ALLGATHER_BASE, "paceline:_all_gather_base", inputs, {output});
   add_allgather(work, parts(output, size_, "all_gather_into_tensor"), input, options.timeout, options.asyncOp);
   return work;
@@ -153,7 +153,7 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs, const c1
 }
 
 Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
-  at::Tensor output = single(outputs, "scatter");
+  const at::Tensor output = single(outputs, "scatter");
   check_root(options.rootRank, "scatter");
   const bool root = rank_ == options.rootRank;
   TORCH_CHECK_VALUE(root || inputs.empty() || inputs.front().empty(),
@@ -189,7 +189,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
                                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   TORCH_CHECK_VALUE(output.is_contiguous() && input.is_contiguous(), "all_to_all_single needs contiguous tensors");
   // Splits count rows; an even split is what an empty list means.
-  auto cut = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, const char* which) {
+  const auto cut = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, const char* which) {
     const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
     Tensors list;
     if (splits.empty()) {
@@ -215,7 +215,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
                       rows, " rows");
     return list;
   };
-  Tensors outputs = cut(output, output_splits, "output"), inputs = cut(input, input_splits, "input");
+  const Tensors outputs = cut(output, output_splits, "output"), inputs = cut(input, input_splits, "input");
   return exchange_all({input}, {output}, outputs, inputs, options);
 }
 

@@ -94,12 +94,12 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
 // As Gloo has it: every rank learns how many entries each has, then their indices and values, and adds them up. Ranks
 // have different numbers of entries, so the parts are gathered in uneven blocks.
 Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  at::Tensor& tensor = const_cast<at::Tensor&>(single(tensors, "all_reduce"));
+  const at::Tensor& tensor = single(tensors, "all_reduce");
   TORCH_CHECK_VALUE(options.reduceOp == c10d::ReduceOp::SUM, "a sparse all_reduce can only sum");
   const auto work = make_work(c10d::OpType::_ALLREDUCE_SPARSE, "paceline:sparse_all_reduce", tensors, tensors);
   const at::Tensor coalesced = tensor.coalesce();
-  at::Tensor indices = coalesced.indices().t().contiguous();
-  at::Tensor values = coalesced.values().contiguous();
+  const at::Tensor indices = coalesced.indices().t().contiguous();
+  const at::Tensor values = coalesced.values().contiguous();
   Tensors counts(static_cast<size_t>(size_));
   for (at::Tensor& count : counts) count = at::empty({1}, at::kLong);
   TensorLists count_list{counts};
@@ -108,8 +108,8 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
   gather_options.timeout = options.timeout;
   // The number of entries decides what is posted next, so this part blocks; the rest need not.
   allgather(count_list, own, gather_options)->wait();
-  auto all_indices = std::make_shared<Tensors>();
-  auto all_values = std::make_shared<Tensors>();
+  const auto all_indices = std::make_shared<Tensors>();
+  const auto all_values = std::make_shared<Tensors>();
   for (const at::Tensor& count : counts) {
     auto index_shape = indices.sizes().vec(), value_shape = values.sizes().vec();
     index_shape[0] = value_shape[0] = count.item<int64_t>();
@@ -120,7 +120,8 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
   Tensors own_indices{indices}, own_values{values};
   allgather(index_list, own_indices, gather_options)->wait();
   allgather(value_list, own_values, gather_options)->wait();
-  at::Tensor sum = at::sparse_coo_tensor(at::cat(*all_indices).t(), at::cat(*all_values), tensor.sizes()).coalesce();
+  const at::Tensor sum =
+      at::sparse_coo_tensor(at::cat(*all_indices).t(), at::cat(*all_values), tensor.sizes()).coalesce();
   tensor.copy_(sum);
   work->done("");
   return work;
@@ -211,7 +212,7 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
                                                const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(input.numel() == output.numel() * size_, "reduce_scatter_tensor: the input has ", input.numel(),
                     " elements, and ", size_, " ranks with ", output.numel(), " each need ", output.numel() * size_);
-  Tensors inputs{input};
+  const Tensors inputs{input};
   const auto work = make_work(c10d::OpType::_REDUCE_SCATTER_BASE, "paceline:_reduce_scatter_base", inputs, {output});
   add_reduce_scatter(work, output, parts(input, size_, "reduce_scatter_tensor"), options.reduceOp, options.timeout,
                      options.asyncOp);

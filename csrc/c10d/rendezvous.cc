@@ -62,6 +62,7 @@ std::shared_ptr<Group> meet(const std::shared_ptr<Engine>& engine, c10d::Store& 
     own.host = host;
     store.set(rank_key(rank), encode(own));
     std::vector<PeerAddress> addresses;
+    addresses.reserve(size);
     for (uint32_t peer = 0; peer < size; ++peer) addresses.push_back(decode(store.get(rank_key(peer))));
     engine->introduce(group, std::move(addresses));
   } catch (...) {

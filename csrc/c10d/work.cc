@@ -78,7 +78,7 @@ void Work::done(const std::string& error) {
   finish(error_.empty() ? nullptr : backend_error(error_));
   finished_ = true;
   if (future) {
-    auto self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this);
+    const auto self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this);
     run_elsewhere([self, future] { self->settle(future); });
   }
 }
@@ -91,23 +91,42 @@ void Work::settle(const c10::intrusive_ptr<c10::ivalue::Future>& future) {
   }
 }
 
-void Work::let_help(std::shared_ptr<Engine> engine, std::chrono::microseconds spin) {
+void Work::let_help(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, std::chrono::microseconds spin) {
   engine_ = std::move(engine);
+  group_ = std::move(group);
   spin_ = spin;
+}
+
+void Work::posted(const Operation& operation) {
+  kind_ = operation.call.kind;
+  posted_as_ = operation.seq;
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
   const bool bounded = timeout != kNoTimeout;
   const Clock::time_point until = bounded ? Clock::now() + timeout : Clock::time_point::max();
-  if (engine_ && !finished_) engine_->help(finished_, until, spin_);
-  if (!bounded) return c10d::Work::wait(timeout);
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
-  return c10d::Work::wait(std::max(left, std::chrono::milliseconds(1)));
+  if (!finished_) {
+    if (!bounded && when_awaited_) when_awaited_();
+    engine_->help(finished_, until, spin_);
+  }
+  bool done = false;
+  if (bounded) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    done = c10d::Work::wait(std::max(left, std::chrono::milliseconds(1)));
+  } else {
+    done = c10d::Work::wait(timeout);
+  }
+  // A root that only sends is done before others have looked at what it sent.
+  if (group_->disputes(posted_as_)) {
+    std::rethrow_exception(backend_error(engine_->failure_of(group_, title(kind_, posted_as_))));
+  }
+  return done;
 }
 
 std::vector<at::Tensor> Work::result() { return outputs_; }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  if (!finished_ && when_awaited_) when_awaited_();  // who waits for the future does not tell us
   const std::lock_guard lock(future_mutex_);
   if (!future_) {
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));

@@ -19,7 +19,11 @@ class Work final : public c10d::Work {
        std::vector<at::Tensor> outputs, uint64_t sequence, int parts = 1);
 
   // Whoever waits does the engine's work meanwhile, polling for `spin` before it sleeps.
-  void let_help(std::shared_ptr<Engine> engine, std::chrono::microseconds spin);
+  void let_help(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, std::chrono::microseconds spin);
+  // A part of it was posted as this operation, the last so far.
+  void posted(const Operation& operation);
+  // Called before anybody waits for it without a time limit of his own.
+  void when_awaited(std::function<void()> notice) { when_awaited_ = std::move(notice); }
 
   // One part is done: an empty string, or what went wrong. Any thread, once a part.
   void done(const std::string& error);
@@ -39,8 +43,12 @@ class Work final : public c10d::Work {
   void settle(const c10::intrusive_ptr<c10::ivalue::Future>& future);
 
   std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Group> group_;
   std::chrono::microseconds spin_{0};
   std::atomic<bool> finished_{false};
+  std::function<void()> when_awaited_;
+  Kind kind_ = Kind::kBarrier;
+  uint64_t posted_as_ = 0;
   std::vector<at::Tensor> outputs_, kept_;
   uint64_t sequence_;
   std::atomic<int> parts_;

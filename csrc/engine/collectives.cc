@@ -10,8 +10,8 @@
 namespace paceline {
 namespace {
 
-// Frames of collectives that are not called yet are kept up to this much; beyond, the stream waits. Through memory only
-// small ones are: there the rest costs nothing more when it is wanted.
+// Frames of collectives that are not called yet are kept up to this much, headers included; beyond, the stream waits.
+// Through memory only small ones are: there the rest costs nothing more when it is wanted.
 constexpr uint64_t kMostEarlyBytes = 64 << 20;
 constexpr uint64_t kMostEarlySharedBytes = 8 << 10;
 
@@ -29,7 +29,7 @@ std::optional<std::string> Collectives::post(const std::shared_ptr<Operation>& o
   operation->seq = next_seq_++;
   if (!group_.failure().empty()) {
     operation->memory.clear();
-    operation->on_done(operation->title() + ": " + group_.failure());
+    operation->on_done(group_.failure_of(operation->title()));
     return std::nullopt;
   }
   operation->posted_at = Clock::now();
@@ -43,7 +43,7 @@ std::optional<std::string> Collectives::post(const std::shared_ptr<Operation>& o
   group_.decisions().called(*operation);
   if (!group_.failure().empty()) {
     operation->memory.clear();
-    operation->on_done(operation->title() + ": " + group_.failure());
+    operation->on_done(group_.failure_of(operation->title()));
     return std::nullopt;
   }
   if (!operation->awaits()) {
@@ -288,7 +288,7 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
   const bool awaits = found != operations_.end() && found->second->awaits();
   if (found == operations_.end() || awaits) {
     if (awaits ? !header.call.fits(found->second->call) : header.seq < next_seq_) {
-      group_.fail(connection.peer(), mismatch(connection.peer(), header.call, header.seq));
+      disagree(connection.peer(), header.call, header.seq);
       return FrameHandler::Verdict::kTake;
     }
     if (header.length > Connection::kSliceBytes) {
@@ -329,7 +329,7 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header, co
   if (header.type == FrameType::kPosted) return;
   const auto entry = receiving_.find(&connection);
   if (entry != receiving_.end() && entry->second.early) {
-    early_bytes_ += header.length;
+    early_bytes_ += entry->second.buffer.size() + sizeof(Early);
     early_[header.seq].push_back({connection.peer(), header, std::move(entry->second.buffer)});
     receiving_.erase(entry);
     const std::shared_ptr<Operation> called = find(header.seq);  // while the frame arrived
@@ -356,7 +356,7 @@ void Collectives::replay(const std::shared_ptr<Operation>& operation) {
   std::vector<Early> frames = std::move(found->second);
   early_.erase(found);
   for (Early& frame : frames) {
-    early_bytes_ -= frame.header.length;
+    early_bytes_ -= frame.payload.size() + sizeof(Early);
     const int64_t access = check(frame.peer, *operation, frame.header);
     if (access < 0) return;
     const auto index = static_cast<uint32_t>(access);
@@ -401,7 +401,7 @@ void Collectives::write(Operation& operation, uint32_t index, uint64_t offset, c
 
 int64_t Collectives::check(uint32_t from, const Operation& operation, const FrameHeader& header) {
   if (header.call != operation.call) {
-    group_.fail(from, mismatch(from, header.call, operation.seq));
+    disagree(from, header.call, operation.seq);
     return -1;
   }
   const Program::Peer* peer = operation.program->find_peer(from);
@@ -448,7 +448,7 @@ void Collectives::complete(const std::shared_ptr<Operation>& operation) {
   if (next->left == 0) complete(next);
 }
 
-void Collectives::fail(const std::string& reason) {
+void Collectives::fail() {
   const auto operations = std::move(operations_);
   operations_.clear();
   outgoing_.clear();
@@ -459,7 +459,7 @@ void Collectives::fail(const std::string& reason) {
     operation->memory.clear();
     operation->arrived.clear();
     group_.engine().retire(operation);
-    operation->on_done(operation->title() + ": " + reason);
+    operation->on_done(group_.failure_of(operation->title()));
   }
   group_.engine().nudge();
 }
@@ -491,7 +491,7 @@ std::shared_ptr<Operation> Collectives::earliest(Clock::time_point Operation::* 
 
 void Collectives::compare(uint32_t peer, uint64_t seq, const Call& theirs) {
   const Call* ours = called(seq);
-  if (ours != nullptr && !ours->fits(theirs)) group_.fail(peer, mismatch(peer, theirs, seq));
+  if (ours != nullptr && !ours->fits(theirs)) disagree(peer, theirs, seq);
 }
 
 const Call* Collectives::called(uint64_t seq) const {
@@ -520,6 +520,10 @@ std::vector<uint32_t> Collectives::waits_for(const Operation& operation) const {
     if (waits) ranks.push_back(peer.rank);
   }
   return ranks;
+}
+
+void Collectives::disagree(uint32_t peer, const Call& theirs, uint64_t seq) {
+  group_.fail(peer, mismatch(peer, theirs, seq), seq);
 }
 
 std::string Collectives::mismatch(uint32_t peer, const Call& theirs, uint64_t seq) const {

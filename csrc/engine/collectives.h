@@ -36,7 +36,7 @@ class Collectives {
   bool idle() const { return operations_.empty(); }
 
   // Ends everything in flight.
-  void fail(const std::string& reason);
+  void fail();
 
   bool needs(uint32_t peer) const;
   // The operation in flight that comes first by the deadline or by the time to ask, or nullptr.
@@ -84,6 +84,8 @@ class Collectives {
   // The access a frame is for, or -1 after failing the group because the frame makes no sense.
   int64_t check(uint32_t peer, const Operation& operation, const FrameHeader& header);
   void complete(const std::shared_ptr<Operation>& operation);
+  // Another rank has called something else by this number: fails the group.
+  void disagree(uint32_t peer, const Call& theirs, uint64_t seq);
   std::string mismatch(uint32_t peer, const Call& theirs, uint64_t seq) const;
 
   Group& group_;

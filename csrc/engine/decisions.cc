@@ -148,10 +148,12 @@ void Decisions::arrive(uint32_t rank, uint64_t turn, uint64_t seq, const Call& c
   }
   Record& record = pending_[turn - first_pending_];
   if (record.seq != seq || !record.call.fits(call)) {
-    return group_.fail(rank, "rank " + std::to_string(record.first) + " called " + record.call.text() + " as #" +
-                                 std::to_string(record.seq) + ", and rank " + std::to_string(rank) + " called " +
-                                 call.text() + " as #" + std::to_string(seq) +
-                                 ": all ranks must call the same collectives in the same order");
+    return group_.fail(rank,
+                       "rank " + std::to_string(record.first) + " called " + record.call.text() + " as #" +
+                           std::to_string(record.seq) + ", and rank " + std::to_string(rank) + " called " +
+                           call.text() + " as #" + std::to_string(seq) +
+                           ": all ranks must call the same collectives in the same order",
+                       std::min(seq, record.seq));
   }
   if (rank != group_.rank()) {
     group_.collectives().compare(rank, seq, call);

@@ -105,18 +105,20 @@ void Engine::introduce(const std::shared_ptr<Group>& group, std::vector<PeerAddr
   group->introduce(std::move(addresses));
 }
 
-void Engine::leave(const std::shared_ptr<Group>& group) {
-  if (::getpid() != process_) return;  // the group is the parent's
+std::string Engine::leave(const std::shared_ptr<Group>& group) {
+  if (::getpid() != process_) return "";  // the group is the parent's
   std::unique_lock lock(mutex_);
   // Others need this rank's part of what it has called already.
   wake();
   changed_.wait_for(lock, kFinishing,
                     [&] { return group->collectives().idle() || !group->failure().empty() || stopping_; });
+  const std::string unheard = group->unheard() ? group->failure() : "";
   group->leave();
   wake();
   changed_.wait_for(lock, kLingering, [&] { return group->closed() || stopping_; });
   group->close();
   std::erase(groups_, group);
+  return unheard;
 }
 
 void Engine::abort(const std::shared_ptr<Group>& group, const std::string& reason) {
@@ -193,6 +195,19 @@ void Engine::receive(const std::shared_ptr<Group>& group, const std::shared_ptr<
   const Entry entry(*this);
   group->mailbox().receive(message);
   if (!asleep_) wake();
+}
+
+void Engine::hurry(const std::shared_ptr<Message>& message, std::chrono::milliseconds timeout) {
+  const Entry entry(*this);
+  if (message->finished || message->timeout) return;
+  message->timeout = timeout;
+  message->deadline = Clock::now() + timeout;
+  wake();
+}
+
+std::string Engine::failure_of(const std::shared_ptr<Group>& group, const std::string& title) {
+  const Entry entry(*this);
+  return group->failure_of(title);
 }
 
 std::string Engine::failure(const std::shared_ptr<Group>& group) {

@@ -47,7 +47,8 @@ class Engine {
   std::shared_ptr<Group> join(Membership membership);
   void introduce(const std::shared_ptr<Group>& group, std::vector<PeerAddress> addresses);
   // Tells the peers, waits a moment until they have read everything, and forgets the group.
-  void leave(const std::shared_ptr<Group>& group);
+  // Returns what ranks disagree about, if no caller of this rank was told.
+  std::string leave(const std::shared_ptr<Group>& group);
   // Ends everything in flight with this reason.
   void abort(const std::shared_ptr<Group>& group, const std::string& reason);
 
@@ -65,10 +66,14 @@ class Engine {
 
   void send(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message);
   void receive(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message);
+  // Somebody waits for it from now on: it ends within this time.
+  void hurry(const std::shared_ptr<Message>& message, std::chrono::milliseconds timeout);
   // Does the progress thread's work until `done` or the time is over, or returns at once when another caller does.
   // For `spin` it polls instead of sleeping: only for callers with a core of their own.
   void help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds spin);
   std::string failure(const std::shared_ptr<Group>& group);
+  // The same, for a caller with something of this title.
+  std::string failure_of(const std::shared_ptr<Group>& group, const std::string& title);
   ScratchPool::Buffer take_scratch(size_t bytes);
 
   // Under the lock, for the parts of the engine.

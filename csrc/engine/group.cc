@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "common/log.h"
 #include "engine/engine.h"
@@ -12,6 +13,9 @@ namespace {
 // How long other ranks have to say whether they are there, when an operation has run out of time.
 constexpr auto kInquiryTime = std::chrono::milliseconds(1000);
 
+// How long a peer that does not let us in is not blamed yet.
+constexpr auto kSuspicionTime = std::chrono::milliseconds(100);
+
 bool belongs(FrameType type, Lane lane) {
   switch (type) {
     case FrameType::kData:
@@ -20,6 +24,7 @@ bool belongs(FrameType type, Lane lane) {
     case FrameType::kMessage:
     case FrameType::kOffer:
     case FrameType::kAccept:
+    case FrameType::kCredit:
     case FrameType::kArrived:
     case FrameType::kDecided:
       return lane == Lane::kMessages;
@@ -145,7 +150,8 @@ void Group::on_frame(Connection& connection, const FrameHeader& header, const ui
       const std::string text(said.begin(), said.end());
       fail(header.id < size() ? static_cast<int64_t>(header.id) : -1,
            text.find("(told by rank") == std::string::npos ? text + " (told by rank " + std::to_string(peer) + ")"
-                                                           : text);
+                                                           : text,
+           header.seq);
       return;
     }
     case FrameType::kBye:
@@ -224,10 +230,35 @@ void Group::lose(uint32_t peer, const std::string& reason) {
   }
 }
 
-void Group::fail(int64_t culprit, const std::string& reason) {
+void Group::suspect(uint32_t peer, Lane lane, const std::string& reason) {
+  suspicions_.push_back({peer, lane, reason, Clock::now() + kSuspicionTime});
+  engine_.wake();
+}
+
+// A rank that has failed because another died leaves, and then lets nobody in. Who knows of that death names it as
+// well.
+Clock::time_point Group::judge(Clock::time_point now) {
+  if (suspicions_.empty()) return Clock::time_point::max();
+  if (suspicions_.front().until > now) return suspicions_.front().until;
+  if (!std::exchange(suspicions_.front().ripe, true)) return now;  // first what has arrived meanwhile
+  const Suspicion suspicion = std::move(suspicions_.front());
+  suspicions_.erase(suspicions_.begin());
+  if (opening(suspicion.peer, suspicion.lane) != Opening::kInitiated) return now;  // it came to us
+  set_opening(suspicion.peer, suspicion.lane, Opening::kNone);
+  std::string reason = suspicion.reason;
+  for (uint32_t peer = 0; peer < size(); ++peer) {
+    if (peer == suspicion.peer || peers_[peer].ending.empty() || peers_[peer].said_bye) continue;
+    reason += "; before, " + who(peer) + " " + peers_[peer].ending;
+  }
+  lose(suspicion.peer, reason);
+  return now;
+}
+
+void Group::fail(int64_t culprit, const std::string& reason, uint64_t disputed) {
   if (!failure_.empty()) return;
   failure_ = reason;
   culprit_ = culprit;
+  if (disputed > 0) disputed_ = disputed;
   log(LogLevel::kInfo, "rank " + std::to_string(rank()) + ": " + reason);
   // Peers first: by the time the caller sees the error, they are on their way to know.
   for (Peer& peer : peers_) {
@@ -236,10 +267,11 @@ void Group::fail(int64_t culprit, const std::string& reason) {
     }
   }
   marked_.clear();
+  suspicions_.clear();
   inquiry_.reset();
-  collectives_.fail(reason);
+  collectives_.fail();
   decisions_.fail();
-  mailbox_.fail(reason);
+  mailbox_.fail();
 }
 
 // Its last words on this connection.
@@ -247,6 +279,7 @@ void Group::tell_failure(Connection& connection) {
   OutFrame frame;
   frame.header.type = FrameType::kError;
   frame.header.id = culprit_ < 0 ? UINT32_MAX : static_cast<uint32_t>(culprit_);
+  frame.header.seq = disputed_ == kUndisputed ? 0 : disputed_.load();
   const size_t length = std::min<size_t>(failure_.size(), kMaxErrorBytes);
   frame.owned.assign(failure_.begin(), failure_.begin() + static_cast<std::ptrdiff_t>(length));
   frame.header.length = length;
@@ -270,10 +303,11 @@ void Group::leave() {
     }
   }
   marked_.clear();
+  suspicions_.clear();
   engine_.introductions().forget(*this);
-  collectives_.fail(failure_);
+  collectives_.fail();
   decisions_.fail();
-  mailbox_.fail(failure_);
+  mailbox_.fail();
 }
 
 bool Group::busy() const {
@@ -306,6 +340,8 @@ void Group::close() {
 Clock::time_point Group::tick(Clock::time_point now) {
   Clock::time_point next = Clock::time_point::max();
   if (!failure_.empty()) return next;
+  next = judge(now);
+  if (!failure_.empty()) return next;
   if (inquiry_ != nullptr) {
     const bool finished = collectives_.find(inquiry_->seq) == nullptr;
     const bool answered = std::count(inquiry_->answers.begin(), inquiry_->answers.end(), -1) == 0;
@@ -319,7 +355,7 @@ Clock::time_point Group::tick(Clock::time_point now) {
       conclude();
       return next;
     } else {
-      return inquiry_->until;
+      return std::min(next, inquiry_->until);
     }
   }
   const std::shared_ptr<Operation> waiting = collectives_.earliest(&Operation::ask_at);
@@ -331,7 +367,7 @@ Clock::time_point Group::tick(Clock::time_point now) {
   const std::shared_ptr<Operation> operation = collectives_.earliest(&Operation::deadline);
   if (operation != nullptr && operation->deadline <= now) {
     inquire(*operation, now);
-    return now + kInquiryTime;
+    return std::min(next, now + kInquiryTime);
   }
   if (operation != nullptr) next = std::min(next, operation->deadline);
   next = std::min({next, decisions_.tick(now), collectives_.tick(now)});

@@ -5,10 +5,12 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,8 +69,19 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   void mark(Connection& connection);  // has frames to send: flushed at the end of the turn
   void flush_marked();
 
-  // The group has failed: the first reason counts. `culprit` is the rank to blame, or -1.
-  void fail(int64_t culprit, const std::string& reason);
+  // The group has failed: the first reason counts. `culprit` is the rank to blame, or -1; `disputed` the collective
+  // that ranks disagree about, if that is the reason.
+  void fail(int64_t culprit, const std::string& reason, uint64_t disputed = 0);
+  // What to tell the caller of what has this title.
+  std::string failure_of(const std::string& title) {
+    heard_ = true;
+    return title + ": " + failure_;
+  }
+  // Ranks disagree about this collective and perhaps those after it, also where this rank's part was done before it
+  // heard so. Any thread.
+  bool disputes(uint64_t seq) const { return seq >= disputed_; }
+  // Whether they do, and no caller of this rank was told.
+  bool unheard() const { return disputed_ != kUndisputed && !heard_; }
   // An orderly end: peers are told.
   void leave();
   // Whether anything is in flight.
@@ -84,9 +97,13 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   enum class Opening { kNone, kInitiated, kRefused, kAccepting, kOpen };
   Opening opening(uint32_t peer, Lane lane) const { return peers_[peer].lanes[index(lane)].opening; }
   void set_opening(uint32_t peer, Lane lane, Opening opening) { peers_[peer].lanes[index(lane)].opening = opening; }
+  // Somebody proves with this nonce to be a member: false when it was used before, and is a listener's repetition.
+  bool greet(const Nonce& nonce) { return greeted_.insert(nonce).second; }
   void attach(std::unique_ptr<Connection> connection);
   // A connection that somebody had begun to open came to nothing: open it ourselves if it is needed.
   void reopen(uint32_t peer, Lane lane);
+  // A connection to the peer could not be opened. Why that is may be about to be heard from others.
+  void suspect(uint32_t peer, Lane lane, const std::string& reason);
   // The peer cannot be reached any more; an empty reason repeats the one known. Fails the group if it is needed.
   void lose(uint32_t peer, const std::string& reason);
 
@@ -116,7 +133,17 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
     std::vector<Call> calls;
   };
 
+  // A peer that did not let us in: perhaps because of another's death, of which word is on its way.
+  struct Suspicion {
+    uint32_t peer = 0;
+    Lane lane = Lane::kCollective;
+    std::string reason;
+    Clock::time_point until;
+    bool ripe = false;
+  };
+
   static size_t index(Lane lane) { return static_cast<size_t>(lane); }
+  Clock::time_point judge(Clock::time_point now);
   void probe(uint32_t peer, const Operation& operation);
   void ask_around(Operation& operation, Clock::time_point now);
   void inquire(const Operation& operation, Clock::time_point now);
@@ -129,11 +156,16 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   Collectives collectives_;
   Decisions decisions_;
   Mailbox mailbox_;
+  std::set<Nonce> greeted_;
   std::vector<Connection*> marked_;
   std::map<const Connection*, std::vector<uint8_t>> error_texts_;
+  std::vector<Suspicion> suspicions_;
   std::unique_ptr<Inquiry> inquiry_;
   std::string failure_;
   int64_t culprit_ = -1;
+  static constexpr uint64_t kUndisputed = UINT64_MAX;
+  std::atomic<uint64_t> disputed_{kUndisputed};
+  bool heard_ = false;
   bool left_ = false;
 };
 

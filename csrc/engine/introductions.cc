@@ -18,6 +18,10 @@ namespace {
 constexpr auto kPatience = std::chrono::seconds(10);
 constexpr size_t kMostStrangers = 4096;
 
+// Where nobody is taken in just now, we knock again: soon, then ever more rarely.
+constexpr auto kFirstDelay = std::chrono::milliseconds(2);
+constexpr auto kLongestDelay = std::chrono::milliseconds(100);
+
 }  // namespace
 
 class Introductions::Door final : public Watcher {
@@ -92,8 +96,7 @@ class Introductions::Stranger final : public Watcher {
     if (group == nullptr) log(LogLevel::kInfo, "dropped a connection at " + transport_.address() + ": " + why);
     introductions_.drop(*this);
     if (group != nullptr) {
-      group->set_opening(peer, lane, Group::Opening::kNone);
-      group->lose(peer, why);
+      group->suspect(peer, lane, why);
     } else if (claimed != nullptr && claimed->opening(peer, lane) == Group::Opening::kAccepting) {
       claimed->set_opening(peer, lane, Group::Opening::kNone);
       claimed->reopen(peer, lane);
@@ -140,7 +143,7 @@ class Introductions::Stranger final : public Watcher {
     message.from_rank = group_->rank();
     message.to_rank = peer_;
     message.nonce = random_nonce();
-    hello_ = encode(message);
+    hello_ = encode(message, group_->membership().secret);
     if (!send(hello_)) return give_up("closed its connection while being introduced");
     state_ = State::kWelcome;
     introductions_.engine_.poller().change(fd_.get(), EPOLLIN, this);
@@ -160,6 +163,8 @@ class Introductions::Stranger final : public Watcher {
         message.from_rank == group->rank()) {
       return give_up("it asked for a group that is not here");
     }
+    if (!proven(hello_, group->membership().secret)) return give_up("it does not know the group's secret");
+    if (!group->greet(message.nonce)) return give_up("it repeats what a member has said");
     nonce_ = random_nonce();
     const Group::Opening opening = group->opening(message.from_rank, message.lane);
     Welcome answer;
@@ -222,7 +227,7 @@ class Introductions::Stranger final : public Watcher {
   Lane lane_ = Lane::kCollective;
   HelloBytes hello_{};
   Nonce nonce_{};
-  std::array<uint8_t, 64> bytes_{};
+  std::array<uint8_t, kHelloBytes> bytes_{};  // the longest of the messages
   size_t got_ = 0;
 };
 
@@ -245,20 +250,29 @@ void Introductions::admit(Transport& transport, Fd fd) {
   strangers_.push_back(std::make_unique<Stranger>(*this, transport, std::move(fd)));
 }
 
-void Introductions::open(Group& group, uint32_t peer, Lane lane) {
+void Introductions::open(Group& group, uint32_t peer, Lane lane) { knock(group, peer, lane, kFirstDelay); }
+
+void Introductions::knock(Group& group, uint32_t peer, Lane lane, std::chrono::milliseconds delay) {
   std::string address;
   Transport* transport = engine_.transport_to(group.membership().addresses[peer], &address);
   group.set_opening(peer, lane, Group::Opening::kInitiated);
   try {
     strangers_.push_back(std::make_unique<Stranger>(*this, *transport, transport->connect(address), group, peer, lane));
   } catch (const std::system_error& error) {
-    group.set_opening(peer, lane, Group::Opening::kNone);
-    group.lose(peer, error.code().value() == ECONNREFUSED ? "refused the connection: its process died"
-                                                          : std::string("cannot be reached: ") + error.what());
+    if (error.code().value() == EAGAIN) {  // a Unix socket whose backlog is full, and does not say when that is over
+      retries_.push_back({&group, peer, lane, delay, Clock::now() + delay});
+      engine_.wake();
+      return;
+    }
+    group.suspect(peer, lane,
+                  error.code().value() == ECONNREFUSED ? "refused the connection: its process died"
+                                                       : std::string("cannot be reached: ") + error.what());
   }
 }
 
 void Introductions::cancel(const Group& group, uint32_t peer, Lane lane) {
+  std::erase_if(retries_,
+                [&](const Retry& retry) { return retry.group == &group && retry.peer == peer && retry.lane == lane; });
   for (const auto& stranger : strangers_) {
     if (stranger->group() == &group && stranger->peer() == peer && stranger->lane() == lane && stranger->initiated()) {
       return drop(*stranger);
@@ -267,6 +281,7 @@ void Introductions::cancel(const Group& group, uint32_t peer, Lane lane) {
 }
 
 void Introductions::forget(const Group& group) {
+  std::erase_if(retries_, [&](const Retry& retry) { return retry.group == &group; });
   for (size_t i = strangers_.size(); i-- > 0;) {
     if (strangers_[i]->group() == &group) drop(*strangers_[i]);
   }
@@ -284,7 +299,14 @@ Clock::time_point Introductions::tick(Clock::time_point now) {
   for (size_t i = strangers_.size(); i-- > 0;) {
     if (i < strangers_.size() && strangers_[i]->deadline() <= now) strangers_[i]->give_up("does not answer");
   }
+  for (size_t i = retries_.size(); i-- > 0;) {
+    if (i >= retries_.size() || retries_[i].at > now) continue;
+    const Retry retry = retries_[i];
+    retries_.erase(retries_.begin() + static_cast<std::ptrdiff_t>(i));
+    knock(*retry.group, retry.peer, retry.lane, std::min(2 * retry.delay, kLongestDelay));
+  }
   Clock::time_point next = Clock::time_point::max();
+  for (const Retry& retry : retries_) next = std::min(next, retry.at);
   for (const auto& stranger : strangers_) next = std::min(next, stranger->deadline());
   return next;
 }

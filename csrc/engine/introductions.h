@@ -1,6 +1,7 @@
 // Connections that are not trusted yet: opened by us or by somebody. See transport/handshake.h for the protocol.
 //
 //   state      initiated by us                          accepted from somebody
+//   (retry)    waits a moment: nobody is let in now     -
 //   connecting waits for the socket; sends hello        -
 //   hello      -                                        waits for hello; answers welcome or drops
 //   welcome    waits for welcome; sends confirm: open   -
@@ -35,7 +36,7 @@ class Introductions {
   void open(Group& group, uint32_t peer, Lane lane);
   // Forgets whatever is under way for a group.
   void forget(const Group& group);
-  // Drops strangers that take too long. Returns when to be called again.
+  // Drops strangers that take too long, and knocks again where we were not let in. Returns when to be called again.
   Clock::time_point tick(Clock::time_point now);
 
  private:
@@ -43,6 +44,16 @@ class Introductions {
   class Stranger;
   friend class Stranger;
 
+  // A connection to be opened a little later.
+  struct Retry {
+    Group* group = nullptr;
+    uint32_t peer = 0;
+    Lane lane = Lane::kCollective;
+    std::chrono::milliseconds delay{0};
+    Clock::time_point at;
+  };
+
+  void knock(Group& group, uint32_t peer, Lane lane, std::chrono::milliseconds delay);
   void admit(Transport& transport, Fd fd);
   void drop(Stranger& stranger);
   void cancel(const Group& group, uint32_t peer, Lane lane);
@@ -50,6 +61,7 @@ class Introductions {
   Engine& engine_;
   std::vector<std::unique_ptr<Door>> doors_;
   std::vector<std::unique_ptr<Stranger>> strangers_;
+  std::vector<Retry> retries_;
 };
 
 }  // namespace paceline

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "engine/engine.h"
 #include "engine/group.h"
@@ -10,6 +11,18 @@ namespace paceline {
 namespace {
 
 constexpr uint64_t kEagerBytes = 64 << 10;
+
+// What a rank keeps of one sender's messages that nobody has asked for: this much, counted with what a message costs
+// beside its bytes, and so many offers. Both sides count, so a sender that keeps to it is never refused.
+constexpr uint64_t kCreditBytes = 1 << 20;
+constexpr uint64_t kMessageBytes = 256;
+constexpr uint32_t kMostOffers = 1 << 14;
+
+uint64_t cost(uint64_t bytes) { return bytes + kMessageBytes; }
+
+Clock::time_point deadline_of(const Message& message) {
+  return message.timeout ? Clock::now() + *message.timeout : Clock::time_point::max();
+}
 
 }  // namespace
 
@@ -20,10 +33,10 @@ std::string Message::title() const {
 }
 
 void Mailbox::send(const std::shared_ptr<Message>& message) {
-  if (!group_.failure().empty()) return message->on_done(message->title() + ": " + group_.failure());
+  if (!group_.failure().empty()) return message->on_done(group_.failure_of(message->title()));
   const auto peer = static_cast<uint32_t>(message->peer);
   message->number = next_number_[peer]++;
-  message->deadline = Clock::now() + message->timeout;
+  message->deadline = deadline_of(*message);
   outbox_[peer].push_back(message);
   sending_[peer][message->number] = message;
   Connection* connection = group_.connection(peer, Lane::kMessages);
@@ -34,8 +47,8 @@ void Mailbox::send(const std::shared_ptr<Message>& message) {
 
 void Mailbox::receive(const std::shared_ptr<Message>& message) {
   message->receives = true;
-  if (!group_.failure().empty()) return message->on_done(message->title() + ": " + group_.failure());
-  message->deadline = Clock::now() + message->timeout;
+  if (!group_.failure().empty()) return message->on_done(group_.failure_of(message->title()));
+  message->deadline = deadline_of(*message);
   for (auto entry = unexpected_.begin(); entry != unexpected_.end(); ++entry) {
     const IncomingPtr incoming = *entry;  // NOLINT(performance-unnecessary-copy-initialization): erased below
     if (incoming->tag != message->tag || (message->peer >= 0 && message->peer != incoming->peer)) continue;
@@ -82,7 +95,7 @@ FrameHandler::Verdict Mailbox::on_header(Connection& connection, const FrameHead
       incoming->tag = header.id;
       incoming->number = header.seq;
       incoming->bytes = header.length;
-      if (!in_order(*incoming)) return FrameHandler::Verdict::kTake;
+      if (!in_order(*incoming) || !in_bounds(*incoming)) return FrameHandler::Verdict::kTake;
       incoming->receive = match(incoming->peer, incoming->tag);
     }
     if (header.length != incoming->bytes || (!incoming->offered && header.length > kEagerBytes)) {
@@ -112,8 +125,10 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
     const IncomingPtr incoming = found->second;
     receiving_.erase(found);
     incoming->complete = true;
-    if (incoming->payload.data() == nullptr || incoming->receive == nullptr) {
-      if (incoming->receive != nullptr) finish(incoming->receive, "");
+    if (incoming->receive == nullptr) return;
+    if (incoming->payload.data() == nullptr) {
+      if (!incoming->offered) release(*incoming);
+      finish(incoming->receive, "");
     } else {
       deliver(incoming);  // matched while it arrived
     }
@@ -124,7 +139,7 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
     incoming->number = header.seq;
     incoming->bytes = header.length;
     incoming->offered = true;
-    if (!in_order(*incoming)) return;
+    if (!in_order(*incoming) || !in_bounds(*incoming)) return;
     incoming->receive = match(peer, header.id);
     if (incoming->receive != nullptr) {
       deliver(incoming);
@@ -132,24 +147,42 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
       unexpected_.push_back(incoming);
     }
   } else if (header.type == FrameType::kAccept) {
-    auto& sending = sending_[peer];
-    const auto found = sending.find(header.seq);
-    if (found == sending.end() || !found->second->offered) {
-      group_.fail(peer, group_.who(peer) + " accepted a message it was not offered");
-      return;
-    }
-    const std::shared_ptr<Message> message = found->second;
-    message->offered = false;  // accepted once
-    OutFrame frame;
-    frame.header.type = FrameType::kMessage;
-    frame.header.id = message->tag;
-    frame.header.seq = message->number;
-    frame.header.length = message->bytes;
-    frame.payload = message->data;
-    frame.owner = message.get();
-    connection.enqueue(std::move(frame));
-    group_.mark(connection);
+    on_accept(connection, header);
+  } else if (header.type == FrameType::kCredit) {
+    on_credit(connection, header);
   }
+}
+
+void Mailbox::on_accept(Connection& connection, const FrameHeader& header) {
+  const uint32_t peer = connection.peer();
+  auto& sending = sending_[peer];
+  const auto found = sending.find(header.seq);
+  if (found == sending.end() || !found->second->offered) {
+    group_.fail(peer, group_.who(peer) + " accepted a message it was not offered");
+    return;
+  }
+  const std::shared_ptr<Message> message = found->second;
+  message->offered = false;  // accepted once
+  --accounts_[peer].offers;
+  OutFrame frame;
+  frame.header.type = FrameType::kMessage;
+  frame.header.id = message->tag;
+  frame.header.seq = message->number;
+  frame.header.length = message->bytes;
+  frame.payload = message->data;
+  frame.owner = message.get();
+  connection.enqueue(std::move(frame));
+  group_.mark(connection);
+}
+
+void Mailbox::on_credit(Connection& connection, const FrameHeader& header) {
+  Account& account = accounts_[connection.peer()];
+  if (header.length > account.spent) {
+    group_.fail(connection.peer(), group_.who(connection.peer()) + " gave credit for messages it was not sent");
+    return;
+  }
+  account.spent -= header.length;
+  group_.mark(connection);
 }
 
 // Messages and offers are numbered as they are sent; another number would take the place of a message that waits.
@@ -157,6 +190,33 @@ bool Mailbox::in_order(const Incoming& incoming) {
   if (incoming.number == next_arrival_[incoming.peer]++) return true;
   group_.fail(incoming.peer, group_.who(incoming.peer) + " sent a message out of order");
   return false;
+}
+
+bool Mailbox::in_bounds(const Incoming& incoming) {
+  Account& account = accounts_[incoming.peer];
+  if (incoming.offered) {
+    ++account.offered;
+  } else {
+    account.kept += cost(std::min(incoming.bytes, kCreditBytes));
+  }
+  if (account.offered <= kMostOffers && account.kept <= kCreditBytes) return true;
+  group_.fail(incoming.peer, group_.who(incoming.peer) + " sent more messages than it may before they are received");
+  return false;
+}
+
+// A message that was kept, or might have been, has found its receive.
+void Mailbox::release(const Incoming& incoming) {
+  Account& account = accounts_[incoming.peer];
+  account.freed += cost(incoming.bytes);
+  if (account.freed < kCreditBytes / 2) return;
+  Connection* connection = group_.connection(incoming.peer, Lane::kMessages);
+  if (connection == nullptr) return;
+  FrameHeader header;
+  header.type = FrameType::kCredit;
+  header.length = std::exchange(account.freed, 0);
+  account.kept -= header.length;
+  connection->enqueue_control(header);
+  group_.mark(*connection);
 }
 
 // A message and a receive have found each other.
@@ -174,9 +234,11 @@ void Mailbox::deliver(const IncomingPtr& incoming) {
   if (!incoming->offered) {
     if (!incoming->complete) return;  // on_frame comes back
     if (!incoming->payload.empty()) std::memcpy(message->data, incoming->payload.data(), incoming->bytes);
+    release(*incoming);
     finish(message, "");
     return;
   }
+  --accounts_[incoming->peer].offered;
   accepted_[incoming->peer][incoming->number] = incoming;
   Connection* connection = group_.connection(incoming->peer, Lane::kMessages);
   if (connection == nullptr) return;
@@ -189,18 +251,23 @@ void Mailbox::deliver(const IncomingPtr& incoming) {
 
 void Mailbox::on_room(Connection& connection) {
   auto& outbox = outbox_[connection.peer()];
+  Account& account = accounts_[connection.peer()];
   while (!outbox.empty() && connection.has_room()) {
     const std::shared_ptr<Message> message = outbox.front();
+    const bool unasked = message->bytes <= kEagerBytes && account.spent + cost(message->bytes) <= kCreditBytes;
+    if (!unasked && account.offers == kMostOffers) return;  // until one is accepted
     outbox.pop_front();
     OutFrame frame;
     frame.header.id = message->tag;
     frame.header.seq = message->number;
     frame.header.length = message->bytes;
-    if (message->bytes <= kEagerBytes) {
+    if (unasked) {
+      account.spent += cost(message->bytes);
       frame.header.type = FrameType::kMessage;
       frame.payload = message->data;
       frame.owner = message.get();
     } else {
+      ++account.offers;
       frame.header.type = FrameType::kOffer;
       message->offered = true;
     }
@@ -227,7 +294,7 @@ void Mailbox::finish(const std::shared_ptr<Message>& message, const std::string&
   group_.engine().nudge();
 }
 
-void Mailbox::fail(const std::string& reason) {
+void Mailbox::fail() {
   std::vector<std::shared_ptr<Message>> all(receives_.begin(), receives_.end());
   for (const auto& [peer, messages] : sending_) {
     for (const auto& [number, message] : messages) all.push_back(message);
@@ -244,11 +311,12 @@ void Mailbox::fail(const std::string& reason) {
   unexpected_.clear();
   accepted_.clear();
   receiving_.clear();
-  for (const std::shared_ptr<Message>& message : all) finish(message, message->title() + ": " + reason);
+  for (const std::shared_ptr<Message>& message : all) finish(message, group_.failure_of(message->title()));
 }
 
 void Mailbox::expire(const std::shared_ptr<Message>& message) {
-  const std::string seconds = std::to_string(static_cast<double>(message->timeout.count()) / 1000.0).substr(0, 5);
+  const auto timeout_ms = static_cast<double>(message->timeout.value_or(std::chrono::milliseconds(0)).count());
+  const std::string seconds = std::to_string(timeout_ms / 1000.0).substr(0, 5);
   const std::string reason = "nothing came of it in " + seconds + " s";
   const auto waiting = std::find(receives_.begin(), receives_.end(), message);
   if (waiting != receives_.end()) {

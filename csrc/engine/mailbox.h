@@ -1,14 +1,17 @@
 // Point-to-point messages of one group: matched by sender and tag, in the order they were sent.
 //
-// Small messages are sent at once and kept by the receiver until they are wanted. Large ones are offered, and sent
-// when a receive matches. So an unexpected message costs little memory, and two ranks that send to each other first and
-// receive later do not block.
+// Small messages are sent at once and kept by the receiver until they are wanted, as far as the sender's credit goes:
+// what it has sent so and the receiver has not passed on yet. Large ones, and small ones beyond the credit, are
+// offered, and sent when a receive matches. So messages that nobody wants cost the receiver little memory, whatever a
+// sender does, and two ranks that send to each other first and receive later do not block. Nothing stops the stream,
+// which carries more than messages.
 //
-//   sender               receiver
-//   small   message  ->  matches a receive: straight to its buffer; otherwise kept
-//   large   offer    ->  when matched:
-//                    <-  accept
-//           message  ->  straight to the receive's buffer
+//   sender                         receiver
+//   small, and credit  message ->  matches a receive: straight to its buffer; otherwise kept
+//                              <-  credit, now and then, for what has found its receive
+//   otherwise          offer   ->  when matched:
+//                              <-  accept
+//                      message ->  straight to the receive's buffer
 #pragma once
 
 #include <cstdint>
@@ -17,6 +20,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,14 +36,15 @@ struct Message {
   uint32_t tag = 0;
   uint8_t* data = nullptr;
   uint64_t bytes = 0;
-  std::chrono::milliseconds timeout{0};
+  // Counted from the call. Without one, from when somebody waits for it (Engine::hurry).
+  std::optional<std::chrono::milliseconds> timeout;
   std::function<void(const std::string& error)> on_done;
 
   // Set by the engine.
   bool offered = false;  // a send that may be accepted
   bool receives = false;
   uint64_t number = 0;  // of a send: among those to the same peer
-  Clock::time_point deadline;
+  Clock::time_point deadline = Clock::time_point::max();
   bool finished = false;
 
   std::string title() const;
@@ -59,7 +64,7 @@ class Mailbox {
 
   bool idle() const { return receives_.empty() && sending_.empty() && accepted_.empty(); }
 
-  void fail(const std::string& reason);
+  void fail();
   bool needs(uint32_t peer) const;
   void forget(const Connection& connection);
   std::shared_ptr<Message> earliest() const;
@@ -81,7 +86,21 @@ class Mailbox {
 
   using IncomingPtr = std::shared_ptr<Incoming>;
 
+  // What one peer has of our messages without having asked for them, and we of its.
+  struct Account {
+    uint64_t spent = 0;    // of our credit
+    uint32_t offers = 0;   // of ours, not accepted yet
+    uint64_t kept = 0;     // of its credit
+    uint64_t freed = 0;    // part of that which it has not been told of
+    uint32_t offered = 0;  // of its offers, not accepted yet
+  };
+
+  // Whether the peer may send this unasked; fails the group where it may not.
   bool in_order(const Incoming& incoming);
+  bool in_bounds(const Incoming& incoming);
+  void release(const Incoming& incoming);
+  void on_accept(Connection& connection, const FrameHeader& header);
+  void on_credit(Connection& connection, const FrameHeader& header);
   std::shared_ptr<Message> match(uint32_t peer, uint32_t tag);
   void deliver(const IncomingPtr& incoming);
   void finish(const std::shared_ptr<Message>& message, const std::string& error);
@@ -91,6 +110,7 @@ class Mailbox {
   std::map<uint32_t, std::map<uint64_t, std::shared_ptr<Message>>> sending_;  // by number: not done yet
   std::map<uint32_t, uint64_t> next_number_;                                  // of a message to this rank
   std::map<uint32_t, uint64_t> next_arrival_;                                 // of a message from this rank
+  std::map<uint32_t, Account> accounts_;
   std::list<std::shared_ptr<Message>> receives_;                  // not matched yet, in the order of the calls
   std::list<IncomingPtr> unexpected_;                             // in the order of arrival
   std::map<uint32_t, std::map<uint64_t, IncomingPtr>> accepted_;  // payload is on its way

@@ -36,6 +36,9 @@ struct Prepared {
   std::vector<Place> places;
 };
 
+// "allreduce #812"
+inline std::string title(Kind kind, uint64_t seq) { return std::string(name(kind)) + " #" + std::to_string(seq); }
+
 struct Operation {
   // Set by the caller.
   Call call;
@@ -78,7 +81,7 @@ struct Operation {
   std::map<uint32_t, std::deque<Block>> arrived;
 
   bool awaits() const { return program == nullptr; }
-  std::string title() const { return std::string(name(call.kind)) + " #" + std::to_string(seq); }
+  std::string title() const { return paceline::title(call.kind, seq); }
 };
 
 }  // namespace paceline

@@ -6,9 +6,11 @@
 //   message   sender -> receiver            the bytes     point-to-point: `id` is the tag, `seq` the message's number
 //   offer     sender -> receiver            none          a message of `length` bytes waits to be accepted
 //   accept    receiver -> sender            none          send message `seq`
+//   credit    receiver -> sender            none          messages that cost `length` are not kept any more
 //   probe     any -> any                    none          are you alive, and have you called `seq`?
 //   status    answer to probe               none          `seq` = highest collective called; `call` = that call
-//   error     any -> all                    text          the group has failed; `id` is the rank to blame
+//   error     any -> all                    text          the group has failed; `id` is the rank to blame, `seq` the
+//                                                         collective that ranks disagree about, or 0
 //   bye       any -> all                    none          an orderly end
 //   arrived   any -> coordinator            none          the sender has called `seq`, its decision number `offset`
 //   decided   coordinator -> all            the choice    decisions number `offset` to `seq` are this choice
@@ -41,9 +43,10 @@ enum class FrameType : uint8_t {
   kBye = 9,
   kArrived = 10,
   kDecided = 11,
-  kRings = 12,
-  kMore = 13,
-  kRoom = 14,
+  kCredit = 12,
+  kRings = 13,
+  kMore = 14,
+  kRoom = 15,
 };
 
 // The collectives by number; the names and their meaning are those of paceline.ir.collective.Kind.
@@ -82,7 +85,7 @@ struct FrameHeader {
   uint32_t id = 0;
   uint64_t seq = 0;
   uint64_t offset = 0;
-  uint64_t length = 0;  // of the payload, or (offer) of what is offered
+  uint64_t length = 0;  // of the payload, or (offer, credit) of what it is about
   uint64_t total = 0;   // bytes of the whole transfer
   bool shared = false;  // the payload lies in the sender's ring
   Call call;

@@ -16,16 +16,21 @@ namespace {
 constexpr std::array<uint8_t, 8> kHelloMagic = {'p', 'a', 'c', 'e', 'l', 'i', 'n', 'e'};
 constexpr std::array<uint8_t, 7> kWelcomeMagic = {'w', 'e', 'l', 'c', 'o', 'm', 'e'};
 
-Digest prove(std::string_view role, const Secret& secret, const HelloBytes& hello, const Nonce& nonce) {
+Digest prove(std::string_view role, const Secret& secret, std::span<const uint8_t> hello,
+             std::span<const uint8_t> nonce = {}) {
   std::vector<uint8_t> text(role.begin(), role.end());
   text.insert(text.end(), hello.begin(), hello.end());
   text.insert(text.end(), nonce.begin(), nonce.end());
   return hmac_sha256(secret, text);
 }
 
+Digest prove_hello(const Secret& secret, const HelloBytes& hello) {
+  return prove("hello", secret, std::span(hello).first<kHelloFieldBytes>());
+}
+
 }  // namespace
 
-HelloBytes encode(const Hello& hello) {
+HelloBytes encode(const Hello& hello, const Secret& secret) {
   HelloBytes bytes{};
   uint8_t* at = bytes.data();
   std::memcpy(at, kHelloMagic.data(), 8);
@@ -39,6 +44,8 @@ HelloBytes encode(const Hello& hello) {
   tail.put(hello.from_rank);
   tail.put(hello.to_rank);
   std::memcpy(at + 44, hello.nonce.data(), 16);
+  const Digest proof = prove_hello(secret, bytes);
+  std::memcpy(at + kHelloFieldBytes, proof.data(), proof.size());
   return bytes;
 }
 
@@ -74,6 +81,12 @@ bool decode(std::span<const uint8_t, kWelcomeBytes> bytes, Welcome* welcome) {
   std::memcpy(welcome->nonce.data(), bytes.data() + 8, 16);
   std::memcpy(welcome->proof.data(), bytes.data() + 24, 32);
   return true;
+}
+
+bool proven(const HelloBytes& hello, const Secret& secret) {
+  Digest proof;
+  std::memcpy(proof.data(), hello.data() + kHelloFieldBytes, proof.size());
+  return equal_in_constant_time(proof, prove_hello(secret, hello));
 }
 
 Digest prove_acceptor(const Secret& secret, const HelloBytes& hello, const Nonce& nonce) {

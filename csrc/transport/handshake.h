@@ -3,13 +3,15 @@
 // later. The store itself (torch's TCPStore) asks nobody who he is: who can reach it can read the secret.
 //
 //   step      initiator                                 acceptor
-//   hello     version, group, epoch, ranks, lane,   ->  unknown group, wrong version, not for me: drop, log
-//             nonce
+//   hello     version, group, epoch, ranks, lane,   ->  unknown group, wrong version, not for me, wrong proof, a nonce
+//             nonce, proof = HMAC(secret, "hello"       that was used before: drop, log
+//             all of these)
 //   welcome                                         <-  nonce, proof = HMAC(secret, "acceptor" hello nonce);
 //                                                       or a refusal: both opened at once, the lower rank's stays
 //   confirm   HMAC(secret, "initiator" hello nonce) ->  wrong proof: drop, log
 //
-// Each message has a fixed size, so that a slow or silent stranger costs one small buffer and a deadline.
+// Each message has a fixed size, so that a slow or silent stranger costs one small buffer and a deadline. The hello is
+// proven too, since it takes the place of a connection until it is confirmed.
 #pragma once
 
 #include <array>
@@ -20,7 +22,7 @@
 
 namespace paceline {
 
-constexpr uint16_t kProtocolVersion = 1;
+constexpr uint16_t kProtocolVersion = 2;
 
 using GroupId = std::array<uint8_t, 16>;
 using Secret = std::array<uint8_t, 32>;
@@ -46,20 +48,22 @@ struct Welcome {
   Digest proof{};
 };
 
-constexpr size_t kHelloBytes = 60;
+constexpr size_t kHelloFieldBytes = 60;
+constexpr size_t kHelloBytes = kHelloFieldBytes + sizeof(Digest);
 constexpr size_t kWelcomeBytes = 56;
 constexpr size_t kConfirmBytes = 32;
 
 using HelloBytes = std::array<uint8_t, kHelloBytes>;
 using WelcomeBytes = std::array<uint8_t, kWelcomeBytes>;
 
-HelloBytes encode(const Hello& hello);
+HelloBytes encode(const Hello& hello, const Secret& secret);
 WelcomeBytes encode(const Welcome& welcome);
 
 // False when the bytes are not a hello of any version (version is to be checked by the caller, who can log it).
 bool decode(std::span<const uint8_t, kHelloBytes> bytes, Hello* hello);
 bool decode(std::span<const uint8_t, kWelcomeBytes> bytes, Welcome* welcome);
 
+bool proven(const HelloBytes& hello, const Secret& secret);
 Digest prove_acceptor(const Secret& secret, const HelloBytes& hello, const Nonce& nonce);
 Digest prove_initiator(const Secret& secret, const HelloBytes& hello, const Nonce& nonce);
 

@@ -32,7 +32,7 @@ class Transport {
   virtual Fd accept() = 0;
 
   // Starts to connect; the stream becomes writable when that is done. Throws std::system_error when it cannot even
-  // start, with ECONNREFUSED when nobody listens there.
+  // start, with ECONNREFUSED when nobody listens there, and EAGAIN when the caller is to try again.
   virtual Fd connect(const std::string& address) = 0;
 
   // Lets the kernel hold no more of a stream than it sends in a moment, so that what is urgent need not wait behind

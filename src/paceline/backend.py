@@ -86,6 +86,11 @@ def chosen_algorithms(group: Any = None) -> list[str]:
     return _backend(group).chosen()
 
 
+def failure(group: Any = None) -> str:
+    """Why a process group has failed, in the words its next call will raise; an empty string while it has not."""
+    return _backend(group).failure()
+
+
 def arrivals(group: Any = None) -> list[Arrival]:
     """Who arrived when at the last (about 1000) large all-reduces of a process group; empty but on its rank 0.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -96,6 +99,55 @@ def test_messages(function: object, world_size: int) -> None:
 
 def test_messages_in_a_group() -> None:
     run_ranks(in_a_group, 3)
+
+
+def a_time_limit(me: Member) -> None:
+    """The time limit of a message counts from when somebody waits for it, not from when it was posted."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    dist.barrier(group)
+    large = numbers(1, 100_000)
+    if me.rank == 0:
+        received, second = torch.zeros(4), torch.zeros(100_000)
+        works = [dist.irecv(received, 1, group=group), dist.isend(large, 1, group=group)]
+        works.append(dist.irecv(second, 1, group=group, tag=1))
+        time.sleep(2)
+        me.meet("posted")
+        for work in works:
+            work.wait()
+        same(received, numbers(5, 4), "irecv")
+        same(second, large, "irecv of much")
+        with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+            dist.recv(received, 1, group=group, tag=2)
+    else:
+        me.meet("posted")
+        dist.send(numbers(5, 4), 0, group=group)
+        dist.recv(torch.zeros(100_000), 0, group=group)
+        dist.send(large, 0, group=group, tag=1)
+
+
+def test_a_time_limit_counts_from_the_wait() -> None:
+    run_ranks(a_time_limit, 2)
+
+
+def unwanted(me: Member) -> None:
+    """Many messages before anybody receives one; collectives go on meanwhile, and all arrive in order."""
+    count = 300
+    if me.rank == 0:
+        works = [dist.isend(numbers(i, 10_000), 1, tag=i % 3) for i in range(count)]
+    dist.all_reduce(torch.ones(1000))
+    if me.rank == 1:
+        for tag in (2, 0, 1):
+            for i in range(tag, count, 3):
+                received = torch.zeros(10_000)
+                dist.recv(received, 0, tag=tag)
+                same(received, numbers(i, 10_000), i)
+    elif me.rank == 0:
+        for work in works:
+            work.wait()
+
+
+def test_messages_that_nobody_wants_yet() -> None:
+    run_ranks(unwanted, 3)
 
 
 def objects(me: Member) -> None:

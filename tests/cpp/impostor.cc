@@ -33,7 +33,7 @@ bool Impostor::introduce(const Membership& member, uint32_t to, Lane lane) {
   hello.from_rank = member.rank;
   hello.to_rank = to;
   hello.nonce = random_nonce();
-  const HelloBytes bytes = encode(hello);
+  const HelloBytes bytes = encode(hello, member.secret);
   send(bytes);
   WelcomeBytes answer;
   Welcome welcome;

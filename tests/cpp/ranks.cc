@@ -153,9 +153,17 @@ Pending Ranks::receive(uint32_t rank, int64_t from, uint32_t tag, std::vector<ui
   return Pending(promise->get_future());
 }
 
-void Ranks::leave(uint32_t rank, size_t group) {
+void Ranks::kill(uint32_t rank) {
+  for (size_t number = 0; number < groups_.size(); ++number) {
+    groups_[number][rank].reset();
+    left_[number][rank] = true;
+  }
+  engines_[rank].reset();
+}
+
+std::string Ranks::leave(uint32_t rank, size_t group) {
   left_[group][rank] = true;
-  engine(rank).leave(this->group(rank, group));
+  return engine(rank).leave(this->group(rank, group));
 }
 
 Job::Job(const Schedule& schedule, Kind kind, uint32_t num_ranks, uint64_t count, uint32_t seed)

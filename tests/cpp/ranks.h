@@ -71,7 +71,10 @@ class Ranks {
   // `from` may be -1. The sender is stored in `*sender` if that is given.
   Pending receive(uint32_t rank, int64_t from, uint32_t tag, std::vector<uint8_t>& bytes, size_t group = 0,
                   int64_t* sender = nullptr, std::chrono::milliseconds timeout = std::chrono::seconds(30));
-  void leave(uint32_t rank, size_t group = 0);
+  // Ends the rank without a word, as the death of its process does.
+  void kill(uint32_t rank);
+  // Returns what the engine says at the end.
+  std::string leave(uint32_t rank, size_t group = 0);
 
  private:
   RankOptions options_;

@@ -91,6 +91,34 @@ TEST_P(Faults, DifferentCallsAreNamedOnBothSides) {
   }
 }
 
+// A root that only sends is done before anybody has looked at what it sent. It hears at its next call, or when it
+// leaves.
+TEST_P(Faults, ARootThatIsDoneHearsOfDifferentCalls) {
+  const auto names_both = [](const std::string& text) {
+    return has(text, "broadcast(int32[100], root 0)") && has(text, "allreduce(int32[100], sum)") &&
+           has(text, "rank 0") && has(text, "rank 1");
+  };
+  for (const bool calls_again : {false, true}) {
+    Ranks ranks(3, options());
+    const Job broadcast(chain_broadcast(3, 1), Kind::kBroadcast, 3, 100, 1);
+    const Job other(ring_all_reduce(3), Kind::kAllReduce, 3, 100, 1);
+    EXPECT_EQ(ranks.post(0, broadcast.operation(0)).wait(), "");
+    const Pending right = ranks.post(2, broadcast.operation(2)), wrong = ranks.post(1, other.operation(1));
+    EXPECT_TRUE(names_both(right.wait())) << right.wait();
+    EXPECT_TRUE(names_both(wrong.wait())) << wrong.wait();
+    for (int i = 0; i < 10000 && !ranks.group(0)->disputes(1); ++i) std::this_thread::sleep_for(1ms);
+    EXPECT_TRUE(ranks.group(0)->disputes(1));
+    EXPECT_FALSE(ranks.group(0)->disputes(0));
+    if (calls_again) {
+      const std::string said = ranks.post(0, other.operation(0)).wait();
+      EXPECT_TRUE(names_both(said)) << said;
+    }
+    const std::string last = ranks.leave(0);
+    EXPECT_EQ(names_both(last), !calls_again) << last;
+    EXPECT_EQ(ranks.leave(1), "");
+  }
+}
+
 TEST_P(Faults, DifferentSchedules) {
   Ranks ranks(2, options());
   const Job a(swap_all_reduce(), Kind::kAllReduce, 2, 1000, 1), b(ring_all_reduce(2), Kind::kAllReduce, 2, 1000, 1);
@@ -142,6 +170,25 @@ TEST_P(Faults, GroupsFailAlone) {
   EXPECT_EQ(first.wait(), "");
   EXPECT_EQ(second.wait(), "");
   EXPECT_TRUE(job.right());
+}
+
+// A rank that has left because another died lets nobody in any more. The one who died is named all the same.
+TEST_P(Faults, ARankThatLeftBecauseAnotherDied) {
+  Ranks ranks(3, options());
+  const Schedule star{"star", 1, {{0, 0, 1, 0, 1, false}, {0, 0, 2, 0, 1, false}}};
+  const Schedule across{"across", 1, {{0, 2, 1, 0, 1, false}}};
+  const Job first(star, Kind::kBroadcast, 3, 10, 1), second(star, Kind::kBroadcast, 3, 10, 2);
+  std::vector<Pending> pending;
+  for (uint32_t rank = 0; rank < 3; ++rank) pending.push_back(ranks.post(rank, first.operation(rank)));
+  for (const Pending& entry : pending) ASSERT_EQ(entry.wait(), "");
+  ranks.kill(0);
+  const std::string heard = ranks.post(2, second.operation(2)).wait();
+  EXPECT_TRUE(has(heard, "rank 0 (host0) closed its connection: its process died")) << heard;
+  ranks.leave(2);
+  const Job third(across, Kind::kBroadcast, 3, 10, 3);
+  const std::string error = ranks.post(1, third.operation(1)).wait();
+  EXPECT_TRUE(has(error, "rank 2 (host2) closed its connection while being introduced")) << error;
+  EXPECT_TRUE(has(error, "before, rank 0 (host0) closed its connection: its process died")) << error;
 }
 
 // Nobody listens at a rank's address any more.

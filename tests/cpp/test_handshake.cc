@@ -21,7 +21,7 @@ TEST(Frame, RoundTripOfRandomHeaders) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 10000; ++i) {
     FrameHeader sent;
-    sent.type = static_cast<FrameType>(1 + random() % 14);
+    sent.type = static_cast<FrameType>(1 + random() % 15);
     sent.id = static_cast<uint32_t>(random());
     sent.seq = random();
     sent.offset = random() >> 2;
@@ -77,7 +77,7 @@ TEST(Frame, RejectsWhatIsNoFrame) {
     broken[at] ^= 0x10;
     EXPECT_FALSE(read(broken, &got)) << at;
   }
-  for (const uint8_t type : {0, 15, 255}) {
+  for (const uint8_t type : {0, 16, 255}) {
     FrameBytes broken = bytes;
     broken[2] = type;
     EXPECT_FALSE(read(broken, &got)) << int{type};
@@ -124,7 +124,7 @@ Hello some_hello() {
 
 TEST(Handshake, HelloRoundTrip) {
   const Hello sent = some_hello();
-  const HelloBytes bytes = encode(sent);
+  const HelloBytes bytes = encode(sent, Secret{});
   Hello got;
   ASSERT_TRUE(decode(std::span<const uint8_t, kHelloBytes>(bytes), &got));
   EXPECT_EQ(got.version, kProtocolVersion);
@@ -137,7 +137,7 @@ TEST(Handshake, HelloRoundTrip) {
 }
 
 TEST(Handshake, HelloRejected) {
-  const HelloBytes bytes = encode(some_hello());
+  const HelloBytes bytes = encode(some_hello(), Secret{});
   Hello got;
   for (size_t at = 0; at < 8; ++at) {
     HelloBytes broken = bytes;
@@ -172,21 +172,24 @@ TEST(Handshake, WelcomeRoundTripAndRejection) {
 // A proof is for one secret, one hello, one nonce and one role.
 TEST(Handshake, ProofsDependOnEverything) {
   Secret secret{};
-  const HelloBytes hello = encode(some_hello());
+  const HelloBytes hello = encode(some_hello(), secret);
   const Nonce nonce = random_nonce();
   const Digest proof = prove_acceptor(secret, hello, nonce);
   EXPECT_EQ(proof, prove_acceptor(secret, hello, nonce));
   EXPECT_NE(proof, prove_initiator(secret, hello, nonce));
+  EXPECT_TRUE(proven(hello, secret));
   for (size_t i = 0; i < hello.size(); ++i) {
     HelloBytes other = hello;
     other[i] ^= 1;
     EXPECT_NE(proof, prove_acceptor(secret, other, nonce));
+    EXPECT_FALSE(proven(other, secret));
   }
   Nonce other_nonce = nonce;
   other_nonce[15] ^= 1;
   EXPECT_NE(proof, prove_acceptor(secret, hello, other_nonce));
   secret[31] ^= 1;
   EXPECT_NE(proof, prove_acceptor(secret, hello, nonce));
+  EXPECT_FALSE(proven(hello, secret));
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ TEST(Messages, FramesThatMakeNoSense) {
       {"not offered", [](Impostor& i) { i.send(message_frame(FrameType::kMessage, 0, 3, 100000)); }},
       {"huge", [](Impostor& i) { i.send(message_frame(FrameType::kMessage, 0, 3, uint64_t{1} << 60)); }},
       {"not offered, but awaited", [](Impostor& i) { i.send(message_frame(FrameType::kMessage, 0, 4, 100000)); }},
+      {"credit for nothing", [](Impostor& i) { i.send(message_frame(FrameType::kCredit, 0, 0, 1)); }},
       {"accept of nothing", [](Impostor& i) { i.send(message_frame(FrameType::kAccept, 0, 3, 0)); }},
       {"a number from the future", [](Impostor& i) { i.send(message_frame(FrameType::kOffer, 5, 9, 100000)); }},
       {"a number twice",
@@ -65,6 +66,47 @@ TEST(Messages, AcceptOfAMessageThatWasNotOffered) {
   EXPECT_EQ(victim.message(false, 3, out).wait(), "");
   impostor.send(message_frame(FrameType::kAccept, 0, 3, 0));
   EXPECT_TRUE(has(waiting.wait(), "accepted a message it was not offered")) << waiting.wait();
+}
+
+// What is sent without being asked for is bounded, however small: by bytes, by number, and as mere offers.
+TEST(Messages, MoreThanIsKept) {
+  for (const uint64_t length : {60000, 1, 0}) {
+    Victim victim;
+    Impostor impostor = victim.impostor(Lane::kMessages);
+    const std::vector<uint8_t> bytes(length);
+    for (uint64_t i = 0; i < 5000; ++i) impostor.send(message_frame(FrameType::kMessage, i, 3, length), bytes);
+    EXPECT_TRUE(has(victim.fails(), "sent more messages than it may")) << length << victim.failure();
+  }
+  Victim victim;
+  Impostor impostor = victim.impostor(Lane::kMessages);
+  for (uint64_t i = 0; i < 20000; ++i) impostor.send(message_frame(FrameType::kOffer, i, 3, uint64_t{1} << 40));
+  EXPECT_TRUE(has(victim.fails(), "sent more messages than it may")) << victim.failure();
+}
+
+// A peer that receives nothing gets a megabyte, and then offers; when it has room, messages again.
+TEST(Messages, ASenderKeepsToItsCredit) {
+  Victim victim;
+  Impostor impostor = victim.impostor(Lane::kMessages);
+  std::vector<uint8_t> out = random_bytes(60000, 1);
+  std::vector<Pending> sent;
+  sent.reserve(31);
+  for (int i = 0; i < 30; ++i) sent.push_back(victim.message(false, 3, out));
+  std::vector<FrameHeader> frames;
+  for (int i = 0; i < 30; ++i) {
+    const std::optional<FrameHeader> frame = impostor.receive_frame();
+    ASSERT_TRUE(frame) << i;
+    frames.push_back(*frame);
+    EXPECT_EQ(frame->type, i < 17 ? FrameType::kMessage : FrameType::kOffer) << i;
+  }
+  EXPECT_EQ(sent[16].wait(), "");
+  EXPECT_FALSE(sent[17].ready());
+  impostor.send(message_frame(FrameType::kCredit, 0, 0, 70000));
+  impostor.send(message_frame(FrameType::kAccept, frames[29].seq, 0, 0));
+  std::optional<FrameHeader> frame = impostor.receive_frame();
+  ASSERT_TRUE(frame && frame->type == FrameType::kMessage && frame->seq == 29);
+  sent.push_back(victim.message(false, 3, out));
+  frame = impostor.receive_frame();
+  ASSERT_TRUE(frame && frame->type == FrameType::kMessage && frame->seq == 30);
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from hostility import besiege, listening_ports
 
+from paceline.backend import failure
 from ranks import BACKEND, Member, Ranks
 
 FAULTS = int(os.environ.get("FAULTS", "6"))
@@ -162,6 +163,9 @@ CALLS: dict[str, Callable[[], object]] = {
     "allreduce(float32[1000], max)": lambda: dist.all_reduce(torch.ones(1000), dist.ReduceOp.MAX),
     "broadcast(float32[1000], root 0)": lambda: dist.broadcast(torch.ones(1000), 0),
     "broadcast(float32[1000], root 1)": lambda: dist.broadcast(torch.ones(1000), 1),
+    "broadcast(float32[999], root 0)": lambda: dist.broadcast(torch.ones(999), 0),
+    "broadcast(int32[1000], root 0)": lambda: dist.broadcast(torch.ones(1000, dtype=torch.int32), 0),
+    "barrier()": dist.barrier,
 }
 
 
@@ -183,6 +187,9 @@ def disagreeing(me: Member, most: str, one: str) -> None:
         ("allreduce(float32[1000], sum)", "allreduce(float64[1000], sum)"),
         ("allreduce(float32[1000], sum)", "allreduce(float32[1000], max)"),
         ("broadcast(float32[1000], root 0)", "broadcast(float32[1000], root 1)"),
+        ("broadcast(float32[1000], root 0)", "broadcast(float32[999], root 0)"),
+        ("broadcast(float32[1000], root 0)", "broadcast(int32[1000], root 0)"),
+        ("allreduce(float32[1000], sum)", "barrier()"),
     ],
 )
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -191,6 +198,53 @@ def test_ranks_that_disagree_hear_of_both_calls(most: str, one: str, world_size:
         for _, said in _await(ranks, "failed", range(world_size), 30).values():
             assert re.search(rf"rank 1 (\(\S+\) )?called {re.escape(one)}", said), said
             assert re.search(rf"rank [02] (\(\S+\) )?called {re.escape(most)}", said), said
+
+
+def _scatter() -> dist.Work:
+    return dist.scatter(torch.zeros(4), [torch.ones(4) for _ in range(dist.get_world_size())], 0, async_op=True)
+
+
+ROOTS: dict[str, Callable[[], dist.Work]] = {
+    "broadcast": lambda: dist.broadcast(torch.ones(1000), 0, async_op=True),
+    "scatter": _scatter,
+}
+
+
+def root(me: Member, rooted: str, then: str) -> None:
+    """Rank 0 sends little and is done; rank 1 calls something else. Rank 0 hears of it in whatever it does next."""
+    me.join()
+    dist.all_reduce(torch.ones(5))
+    if me.rank == 1:
+        _report(me, "failed", _error_of(lambda: dist.all_reduce(torch.ones(1000))))
+    else:
+        work = ROOTS[rooted]() if me.rank == 0 else None
+        while not failure():
+            time.sleep(0.005)
+        calls: dict[str, Callable[[], object]] = {
+            "wait": work.wait if work else dist.barrier,
+            "call": dist.barrier,
+            "destroy": dist.destroy_process_group,
+        }
+        _report(me, "failed", _error_of(calls[then]))
+    if dist.is_initialized():
+        dist.destroy_process_group()  # says nothing twice
+    me.join("again")
+    dist.barrier()
+    me.meet("end")
+    dist.destroy_process_group()
+
+
+@names_ranks
+@pytest.mark.parametrize("then", ["wait", "call", "destroy"])
+@pytest.mark.parametrize("rooted", ROOTS)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_root_that_is_done_hears_of_both_calls(rooted: str, then: str, world_size: int) -> None:
+    with Ranks(root, world_size, rooted, then, join=False) as ranks:
+        for rank, (_, said) in _await(ranks, "failed", range(world_size), 30).items():
+            assert re.search(r"rank 1 (\(\S+\) )?called allreduce\(float32\[1000\], sum\)", said), (rank, said)
+            assert re.search(rf"rank [02] (\(\S+\) )?called {rooted}\(", said), (rank, said)
+        failed = [outcome.error for outcome in ranks.outcomes(30) if outcome.error or outcome.killed]
+        assert not failed, failed
 
 
 def steadfast(me: Member) -> int:

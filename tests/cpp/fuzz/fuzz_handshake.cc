@@ -13,13 +13,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::copy(first.begin(), first.end(), hello_bytes.begin());
   Hello hello;
   if (decode(std::span<const uint8_t, kHelloBytes>(hello_bytes), &hello)) {
-    const HelloBytes encoded = encode(hello);
+    const HelloBytes encoded = encode(hello, Secret{});
     Hello again;
     testing::require(decode(std::span<const uint8_t, kHelloBytes>(encoded), &again), "a hello that cannot be read");
     testing::require(again.group == hello.group && again.epoch == hello.epoch && again.nonce == hello.nonce &&
                          again.from_rank == hello.from_rank && again.to_rank == hello.to_rank &&
                          again.version == hello.version && again.lane == hello.lane,
                      "a hello that is encoded differently");
+    testing::require(proven(encoded, Secret{}), "a hello that is not proven");
   }
   WelcomeBytes welcome_bytes{};
   const std::span<const uint8_t> second = input.take(kWelcomeBytes);

@@ -27,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if ((choices & 8) != 0) hello.from_rank = static_cast<uint32_t>(input.number(4));
     if ((choices & 16) != 0) hello.to_rank = static_cast<uint32_t>(input.number(4));
     if ((choices & 32) != 0) hello.lane = static_cast<Lane>(input.byte());
-    const HelloBytes bytes = encode(hello);
+    const HelloBytes bytes = encode(hello, member.secret);
     if ((choices & 64) != 0) {
       stranger.send(input.take(input.byte()));
     } else {
