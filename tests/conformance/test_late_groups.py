@@ -90,7 +90,7 @@ def between_hosts(me: Member, task: str) -> tuple[list[str], str, list[str]]:
     ),
 )
 def test_decisions_between_hosts(ranks: int, task: str) -> None:
-    slow = {"PACELINE_TRANSPORT": "tcp", "PACELINE_RATE": "100mbit", "PACELINE_LATENCY": "50us"}
+    slow = {"PACELINE_TRANSPORT": "tcp", "PACELINE_RATE": "50mbit", "PACELINE_LATENCY": "5us"}
     with Ranks(between_hosts, ranks, task, join=False, environment=slow) as running:
         said = running.results(60)
     assert len({tuple(digests) for digests, _, _ in said}) == 1
@@ -102,7 +102,7 @@ def test_decisions_between_hosts(ranks: int, task: str) -> None:
 
 @pytest.mark.parametrize("setting", [{"PACELINE_DETERMINISTIC": "1"}, {"PACELINE_LATE": "off"}])
 def test_without_decisions(setting: dict[str, str]) -> None:
-    slow = {"PACELINE_TRANSPORT": "tcp", "PACELINE_RATE": "100mbit", "PACELINE_LATENCY": "50us", **setting}
+    slow = {"PACELINE_TRANSPORT": "tcp", "PACELINE_RATE": "50mbit", "PACELINE_LATENCY": "5us", **setting}
     with Ranks(between_hosts, 3, "late", join=False, environment=slow) as running:
         said = running.results(60)
     assert said[0][2] == []

@@ -26,7 +26,7 @@ from paceline.policy.planning import Plan, late_enough_s, plan
 _WORTH_IT = 0.97
 """A schedule for late ranks must promise to save 3% of what the plain one costs."""
 
-_ENTER, _LEAVE = 0.45, 0.35
+_ENTER, _LEAVE = 0.45, 0.27
 """A rank counts as late from so much of a buffer time on; one that counted as late, down to the second."""
 
 RECENT, _PERSISTENT, _STILL = 5, 4, 3
