@@ -4,7 +4,8 @@
 
 Needs root (docs/lab.md). Every row is one set of processes on hosts of 500 Mbit/s; contenders take turns in it.
 *Exposed* is from the last rank's call to the last rank's end, on the machine's one clock; *limit* is one buffer over a
-port, headers included. Each result is checked: the right sum, the same bits on all ranks.
+port, headers included. Each result is checked: the right sum, the same bits on all ranks. The row ``ddp`` is the same
+with an iteration of DistributedDataParallel, 100 MB of gradients in buckets of 25 MB, instead of one all-reduce.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -36,6 +38,7 @@ class Row:
     bound: float = 1.0
     warm_up: int = 1
     sizes_mb: tuple[float, ...] = field(default=())
+    ddp: bool = False
 
 
 def _single(ranks: int) -> Row:
@@ -56,6 +59,7 @@ ROWS = {
         f"sweep{d:g}": Row(f"n=8, rank 3 late {d:g} buffers", 8, {3: d}, ("auto", "off"), warm_up=8)
         for d in (0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
     },
+    "ddp": Row("n=8, DDP, rank 3 late by 1.5 s", 8, {3: 1.4}, ("auto", "off", "gloo"), warm_up=6, ddp=True),
     "mixed": Row("n=8, nobody late, mixed sizes", 8, {}, ("auto", "off"), sizes_mb=(0.001, 0.1, 1, 2, 4, 8, 16)),
 }
 
@@ -63,6 +67,50 @@ ROWS = {
 def limit_s(size_bytes: float) -> float:
     """One buffer over a port."""
     return size_bytes * ETHERNET_WIRE_FACTOR / RATE_BYTES_PER_S
+
+
+def all_reduce(data: Any, rank: int, group: Any) -> Callable[[], Any]:
+    """Sets data up; the call reduces it, and returns it."""
+    import torch.distributed as dist
+
+    data.fill_(rank + 1.0)
+    data[::1000] = rank / 7
+
+    def call() -> Any:
+        dist.all_reduce(data, group=group)
+        return data
+
+    return call
+
+
+def iteration(model: Any, rank: int) -> Callable[[], Any]:
+    """The call trains: gradients are the rank's number, and DDP's mean of them, times ranks, is returned."""
+    import torch.distributed as dist
+
+    model.zero_grad()
+
+    def call() -> Any:
+        (model(None) * (rank + 1.0)).backward()
+        return model.module.weights[-1].grad * dist.get_world_size()
+
+    return call
+
+
+def wrapped(count: int, group: Any) -> Any:
+    """A model in DDP: tensors of 4 MB in buckets of 25 MB, and next to no computation."""
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList(torch.zeros(1_000_000) for _ in range(count // 1_000_000))
+
+        def forward(self, _: None) -> torch.Tensor:
+            return torch.stack([weight.sum() for weight in self.weights]).sum()
+
+    return DistributedDataParallel(Model(), process_group=group, bucket_cap_mb=25e6 / 2**20)
 
 
 def rank_process(task: dict[str, Any]) -> None:
@@ -82,18 +130,18 @@ def rank_process(task: dict[str, Any]) -> None:
         groups[contender] = dist.new_group(backend="gloo" if contender == "gloo" else "paceline")
     late_s = task["late_s"].get(str(rank), 0.0)
     for count in task["counts"]:
-        data = torch.empty(count)
+        data = torch.empty(0 if task["ddp"] else count)
+        models = {name: wrapped(count, group) for name, group in groups.items()} if task["ddp"] else {}
         for repetition in range(-task["warm_up"], task["reps"]):
             times = {}
             for name, group in groups.items():
-                data.fill_(rank + 1.0)
-                data[::1000] = rank / 7
+                call = iteration(models[name], rank) if models else all_reduce(data, rank, group)
                 dist.barrier()
                 time.sleep(late_s)
                 called = time.monotonic()
-                dist.all_reduce(data, group=group)
-                times[name] = called, time.monotonic(), float(data[1]), hash(data[::1000].numpy().tobytes())
-                assert data[1] == size * (size + 1) / 2, data[1]
+                result = call()
+                times[name] = called, time.monotonic(), float(result[1]), hash(result[::1000].numpy().tobytes())
+                assert result[1] == size * (size + 1) / 2, result[1]
             if repetition >= 0:
                 print(json.dumps({"count": count, "times": times}), flush=True)
     for name, group in groups.items():
@@ -109,7 +157,7 @@ def run(row: Row, reps: int, size_bytes: int) -> tuple[list[tuple[int, dict[str,
     """Median exposed seconds of each contender, by size; and what was chosen."""
     from paceline.lab import Lab
 
-    counts = [int(mb * 250_000) for mb in row.sizes_mb] or [size_bytes // 4]
+    counts = [25_000_000] if row.ddp else [int(mb * 250_000) for mb in row.sizes_mb] or [size_bytes // 4]
     buffer_s = limit_s(size_bytes)
     task = {
         "contenders": row.contenders,
@@ -117,6 +165,7 @@ def run(row: Row, reps: int, size_bytes: int) -> tuple[list[tuple[int, dict[str,
         "counts": counts,
         "warm_up": row.warm_up,
         "reps": reps,
+        "ddp": row.ddp,
     }
     command = [sys.executable, str(Path(__file__).resolve()), "--rank-process", json.dumps(task)]
     env = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
