@@ -245,21 +245,22 @@ void Decisions::decide(uint64_t first, uint64_t last, const std::string& choice)
     if (peer != group_.rank()) tell(peer);
     if (!group_.failure().empty()) return;
   }
-  follow({first, last, choice});
+  follow();
 }
 
 void Decisions::learn(const Decision& decision) {
   book_.push_back(decision);
   decided_ = decision.last;
-  follow(decision);
+  follow();
 }
 
-// What awaited this decision begins.
-void Decisions::follow(const Decision& decision) {
-  while (!awaiting_.empty() && awaiting_.begin()->first <= decision.last && group_.failure().empty()) {
+// What is decided begins, each by the decision of its own turn.
+void Decisions::follow() {
+  while (!awaiting_.empty() && awaiting_.begin()->first <= decided_ && group_.failure().empty()) {
     const std::shared_ptr<Operation> operation = awaiting_.begin()->second;
+    const std::string choice = *choice_of(operation->turn);
     awaiting_.erase(awaiting_.begin());
-    launch(operation, decision.choice);
+    launch(operation, choice);
   }
   prune();
 }

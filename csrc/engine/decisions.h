@@ -101,7 +101,7 @@ class Decisions {
   void settle(Clock::time_point now);
   void decide(uint64_t first, uint64_t last, const std::string& choice);
   void learn(const Decision& decision);
-  void follow(const Decision& decision);
+  void follow();
   const std::string* choice_of(uint64_t turn) const;
   void launch(const std::shared_ptr<Operation>& operation, const std::string& choice);
   std::vector<uint32_t> missing_at(const Record& record) const;

@@ -68,7 +68,7 @@ def between_hosts(me: Member, task: str) -> tuple[list[str], str, list[str]]:
     for step in range(14):
         tensors = [torch.rand(count) for count in (400_000, 100, 150_000, 300_000)]
         if (task == "late" and me.rank == 2) or (task == "turns" and me.rank == step % me.world_size):
-            time.sleep(0.15)
+            time.sleep(0.3)
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
         if step % 3 == 0:
             dist.barrier()

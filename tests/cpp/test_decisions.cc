@@ -188,6 +188,23 @@ TEST_P(Decided, AForecastHoldsForAWindow) {
   EXPECT_EQ(choices.back(), "");
 }
 
+// The coordinator's own arrival may bring the next decision, by a newer forecast: its turn was decided before.
+TEST_P(Decided, AForecastThatChangesIsForTurnsToCome) {
+  Decisions::Rules by = rules();
+  by.window = 4;
+  std::atomic<int> asked{0};
+  by.forecast = [&asked](const std::vector<Decisions::Record>&) { return ++asked % 2 == 0 ? "2:100" : "2:200"; };
+  start(3, by);
+  for (uint32_t i = 0; i < 30; ++i) {
+    Question question(3, 3000, i);
+    std::vector<Pending> pending;
+    for (uint32_t rank = 0; rank < 3; ++rank) pending.push_back(post(rank, question));
+    for (const Pending& entry : pending) ASSERT_EQ(entry.wait(), "");
+    ASSERT_NE(question.choice(), "the ranks disagree");
+    std::this_thread::sleep_for(2ms);  // for the next forecast
+  }
+}
+
 TEST_P(Decided, AChoiceThatNobodyKnowsEndsTheGroupWithASentence) {
   Decisions::Rules by = rules();
   by.forecast = [](const std::vector<Decisions::Record>&) { return "nonsense"; };
