@@ -17,7 +17,7 @@ from ranks import BACKEND, Member, Ranks
 
 pytestmark = pytest.mark.skipif(BACKEND != "paceline", reason="tests Paceline's own decisions")
 
-SLOW = {"PACELINE_TRANSPORT": "tcp", "PACELINE_RATE": "100mbit", "PACELINE_LATENCY": "50us"}
+SLOW = {"PACELINE_TRANSPORT": "tcp", "PACELINE_RATE": "50mbit", "PACELINE_LATENCY": "5us"}
 LIMIT_S = 8.0
 
 
