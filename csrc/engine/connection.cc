@@ -100,7 +100,10 @@ void Connection::on_event(uint32_t events) {
     } else {
       if (paused_ && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0) drain();
       size_t turn = 0;
-      for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) got = read_some();
+      for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) {
+        got = read_some();
+        if (drained_ && !hung_up_) break;  // to ask for more would be a call for nothing; epoll says when there is some
+      }
     }
   }
   if (!broken_ && (events & EPOLLOUT) != 0) {
@@ -138,10 +141,13 @@ size_t Connection::read_some() {
   const ssize_t got = receive(std::span(parts).first(count));
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (got <= 0) {
-    broken(got == 0 ? kClosed : broke(errno));
+    // A Unix socket is reset when its peer closes it and has not read everything.
+    const bool closed = got == 0 || (errno == ECONNRESET && rings_ != nullptr);
+    broken(closed ? kClosed : broke(errno));
     return 0;
   }
   size_t left = static_cast<size_t>(got);
+  drained_ = left < parts[0].iov_len + parts[1].iov_len;
   if (count == 2) {
     const size_t placed = std::min<size_t>(left, to_go_);
     to_ += placed;

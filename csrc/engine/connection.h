@@ -147,7 +147,8 @@ class Connection final : public Watcher {
   FrameHeader header_;
   uint8_t* to_ = nullptr;
   uint64_t to_go_ = 0;
-  Fd passed_;  // a file that came with the bytes read last
+  Fd passed_;             // a file that came with the bytes read last
+  bool drained_ = false;  // the last read took all there was
   bool paused_ = false;
   bool hung_up_ = false;
 

@@ -24,7 +24,7 @@ constexpr auto kEncore = std::chrono::milliseconds(10);
 
 // A core that is yielded for longer was taken by somebody who computes, which will go on for a while.
 constexpr auto kLongYield = std::chrono::microseconds(1000);
-constexpr auto kComputing = std::chrono::milliseconds(50);
+constexpr auto kComputing = std::chrono::milliseconds(100);
 
 // Below this a ring that stays in cache is faster than a pull: the kernel pins every page, and the sender waits for it.
 constexpr uint64_t kLeastLentBytes = 1 << 20;
