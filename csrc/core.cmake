@@ -16,11 +16,13 @@ add_library(paceline_core STATIC
   ${CMAKE_CURRENT_LIST_DIR}/engine/mailbox.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/poller.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/program.cc
+  ${CMAKE_CURRENT_LIST_DIR}/engine/pulling.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/scratch.cc
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce.cc
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_portable.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/frame.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/handshake.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/pulls.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/rings.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/shm/shm.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/tcp/tcp.cc

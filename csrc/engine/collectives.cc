@@ -193,15 +193,27 @@ void Collectives::hand_over(Connection& connection, const std::shared_ptr<Operat
   const uint64_t ready = limit(*operation, index);
   OutFrame frame;
   FrameHeader& header = frame.header;
-  header.type = FrameType::kData;
+  const uint8_t* from = (access.from_input ? place.input : place.work) + progress.moved;
+  if (progress.moved == 0) {  // one way for all its bytes
+    progress.lends = connection.lends() && group_.engine().worth_lending(from, place.bytes);
+  }
+  const bool lends = progress.lends;
+  header.type = lends ? FrameType::kAt : FrameType::kData;
   header.id = access.wire;
   header.seq = operation->seq;
   header.offset = progress.moved;
-  header.length = std::min(ready - progress.moved, connection.slice_bytes());
+  header.length = lends ? ready - progress.moved : std::min(ready - progress.moved, connection.slice_bytes());
   header.total = place.bytes;
   header.call = operation->call;
-  frame.payload = (access.from_input ? place.input : place.work) + progress.moved;
-  frame.owner = operation.get();
+  if (lends) {
+    const auto address = reinterpret_cast<uint64_t>(from);
+    frame.owned.resize(sizeof(address));
+    std::memcpy(frame.owned.data(), &address, sizeof(address));
+    progress.lent += header.length;
+  } else {
+    frame.payload = from;
+    frame.owner = operation.get();
+  }
   progress.moved += header.length;
   progress.queued = progress.moved < ready;
   connection.enqueue(std::move(frame));
@@ -248,17 +260,19 @@ Clock::time_point Collectives::tick(Clock::time_point now) {
 }
 
 void Collectives::on_sent(Connection& connection, const OutFrame& frame) {
-  if (frame.header.type != FrameType::kData) return;
+  const bool lent = frame.header.type == FrameType::kAt;
+  if (frame.header.type != FrameType::kData && !lent) return;
   const std::shared_ptr<Operation> operation = find(frame.header.seq);  // held: this may be its last byte
   if (operation == nullptr) return;
   const Program::Peer* peer = operation->program->find_peer(connection.peer());
   const uint32_t index = peer->sends[frame.header.id];
   const Operation::Progress& progress = operation->progress[index];
-  if (operation->program->in_order() && !progress.queued && progress.done + frame.header.length == progress.moved) {
+  if (operation->program->in_order() && !progress.queued &&
+      (lent || progress.done + frame.header.length == progress.moved)) {
     operation->sending.erase({operation->program->accesses()[index].step, index});
     let_others_send(*operation);
   }
-  advance(operation, index, frame.header.length);
+  if (!lent) advance(operation, index, frame.header.length);  // otherwise when it was pulled
 }
 
 // An access has gone on by so many bytes: so may those that wait for it.
@@ -291,8 +305,10 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
       disagree(connection.peer(), header.call, header.seq);
       return FrameHandler::Verdict::kTake;
     }
-    if (header.length > Connection::kSliceBytes) {
-      group_.fail(connection.peer(), group_.who(connection.peer()) + " sent a frame that is too long");
+    const bool sent = header.type == FrameType::kData;
+    if (header.type == FrameType::kPulled || (sent && header.length > Connection::kSliceBytes)) {
+      const char* what = sent ? " sent a frame that is too long" : " says that it has read memory it was not lent";
+      group_.fail(connection.peer(), group_.who(connection.peer()) + what);
       return FrameHandler::Verdict::kTake;
     }
     const bool dear = header.shared && header.length > kMostEarlySharedBytes;
@@ -301,13 +317,13 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
     Receiving& receiving = receiving_[&connection];
     receiving.early = true;
     receiving.operation.reset();
-    receiving.buffer = group_.engine().scratch().take(header.length);
+    receiving.buffer = group_.engine().scratch().take(sent ? header.length : header.streamed_bytes());
     *to = receiving.buffer.data();
     return FrameHandler::Verdict::kTake;
   }
   const std::shared_ptr<Operation>& operation = found->second;
   const int64_t access = check(connection.peer(), *operation, header);
-  if (access < 0) return FrameHandler::Verdict::kTake;
+  if (access < 0 || header.type == FrameType::kPulled) return FrameHandler::Verdict::kTake;
   Receiving& receiving = receiving_[&connection];
   receiving.early = false;
   receiving.operation = operation;
@@ -316,7 +332,9 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
   const bool now = limit(*operation, receiving.access) >= header.offset + header.length &&
                    operation->progress[receiving.access].done == header.offset;
   receiving.buffer = {};
-  if (now && !write.reduce) {
+  if (header.type == FrameType::kAt) {
+    *to = reinterpret_cast<uint8_t*>(&receiving.address);
+  } else if (now && !write.reduce) {
     *to = operation->places[write.chunk].work + header.offset;  // straight to where it belongs
   } else if (!now || !Connection::in_place(header)) {
     receiving.buffer = group_.engine().scratch().take(header.length);
@@ -337,9 +355,12 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header, co
     return;
   }
   const std::shared_ptr<Operation> operation = find(header.seq);
-  if (operation == nullptr || operation->awaits() || entry == receiving_.end()) return;
+  if (operation == nullptr || operation->awaits()) return;
+  if (header.type == FrameType::kPulled) return take_back(operation, connection.peer(), header);
+  if (entry == receiving_.end()) return;
   Receiving receiving = std::move(entry->second);
   receiving_.erase(entry);
+  if (header.type == FrameType::kAt) return borrow(operation, receiving.access, header, receiving.address);
   operation->progress[receiving.access].moved += header.length;
   if (receiving.buffer.data() != nullptr) {
     take(operation, receiving.access, header.offset, header.length, std::move(receiving.buffer));
@@ -360,6 +381,12 @@ void Collectives::replay(const std::shared_ptr<Operation>& operation) {
     const int64_t access = check(frame.peer, *operation, frame.header);
     if (access < 0) return;
     const auto index = static_cast<uint32_t>(access);
+    if (frame.header.type == FrameType::kAt) {
+      uint64_t address = 0;
+      std::memcpy(&address, frame.payload.data(), sizeof(address));
+      borrow(operation, index, frame.header, address);
+      continue;
+    }
     operation->progress[index].moved += frame.header.length;
     take(operation, index, frame.header.offset, frame.header.length, std::move(frame.payload));
     if (group_.failure().empty()) group_.flush_marked();  // there may be many, and links must not wait for all of them
@@ -378,13 +405,15 @@ void Collectives::apply(const std::shared_ptr<Operation>& operation, uint32_t ac
   const auto found = operation->arrived.find(access);
   if (found == operation->arrived.end()) return;
   std::deque<Operation::Block>& blocks = found->second;
-  while (!blocks.empty() && blocks.front().offset + blocks.front().length <= limit(*operation, access)) {
+  while (!blocks.empty() && !blocks.front().lent &&
+         blocks.front().offset + blocks.front().length <= limit(*operation, access)) {
     const Operation::Block block = std::move(blocks.front());
     blocks.pop_front();
     write(*operation, access, block.offset, block.buffer.data(), block.length);
     advance(operation, access, block.length);
     if (!group_.failure().empty()) return;
   }
+  schedule_pull(operation, access);
 }
 
 void Collectives::write(Operation& operation, uint32_t index, uint64_t offset, const uint8_t* bytes, uint64_t length) {
@@ -405,12 +434,18 @@ int64_t Collectives::check(uint32_t from, const Operation& operation, const Fram
     return -1;
   }
   const Program::Peer* peer = operation.program->find_peer(from);
-  if (peer == nullptr || header.id >= peer->receives.size()) {
+  const bool pulled = header.type == FrameType::kPulled;
+  if (peer == nullptr || header.id >= (pulled ? peer->sends : peer->receives).size()) {
     group_.fail(from, group_.who(from) + " sent a frame that is not part of the schedule");
     return -1;
   }
-  const uint32_t access = peer->receives[header.id];
+  const uint32_t access = (pulled ? peer->sends : peer->receives)[header.id];
   const Operation::Progress& progress = operation.progress[access];
+  if (pulled) {
+    if (header.length > 0 && header.length <= progress.lent) return access;
+    group_.fail(from, group_.who(from) + " says that it has read memory it was not lent");
+    return -1;
+  }
   const uint64_t bytes = operation.places[operation.program->accesses()[access].chunk].bytes;
   if (header.total != bytes) {
     group_.fail(from, group_.who(from) + " sends " + std::to_string(header.total) + " bytes where rank " +
@@ -454,6 +489,7 @@ void Collectives::fail() {
   outgoing_.clear();
   early_.clear();
   receiving_.clear();
+  pulls_.clear();
   for (const auto& [seq, operation] : operations) {
     operation->left = 0;
     operation->memory.clear();
@@ -474,7 +510,8 @@ bool Collectives::needs(uint32_t peer) const {
         const uint64_t bytes = operation->places[operation->program->accesses()[access].chunk].bytes;
         const Operation::Progress& progress = operation->progress[access];
         const bool write = operation->program->accesses()[access].write;
-        if ((write ? progress.moved : progress.done) < bytes) return true;  // what has arrived only awaits its turn
+        // What has arrived only awaits its turn.
+        if ((write ? progress.moved - progress.lent : progress.done) < bytes) return true;
       }
     }
   }

@@ -33,6 +33,10 @@ class Collectives {
   // Sends that gave way to others for too long go on. Returns when to be called again.
   Clock::time_point tick(Clock::time_point now);
 
+  // One slice from memory that a peer has lent; false when there is none to take.
+  bool pull();
+  bool can_pull() const { return !pulls_.empty(); }
+
   bool idle() const { return operations_.empty(); }
 
   // Ends everything in flight.
@@ -81,6 +85,12 @@ class Collectives {
   void replay(const std::shared_ptr<Operation>& operation);
   void take(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t offset, uint64_t length,
             ScratchPool::Buffer buffer);
+  void borrow(const std::shared_ptr<Operation>& operation, uint32_t access, const FrameHeader& header,
+              uint64_t address);
+  void take_back(const std::shared_ptr<Operation>& operation, uint32_t peer, const FrameHeader& header);
+  void schedule_pull(const std::shared_ptr<Operation>& operation, uint32_t access);
+  int64_t pullable(Operation& operation, uint32_t access) const;
+  void acknowledge(Connection& connection, const Operation& operation, uint32_t access, uint64_t bytes);
   // The access a frame is for, or -1 after failing the group because the frame makes no sense.
   int64_t check(uint32_t peer, const Operation& operation, const FrameHeader& header);
   void complete(const std::shared_ptr<Operation>& operation);
@@ -96,6 +106,7 @@ class Collectives {
   std::map<uint64_t, std::vector<Early>> early_;  // frames of collectives this rank has not called yet
   uint64_t early_bytes_ = 0;
   Clock::time_point give_way_until_ = Clock::time_point::max();
+  std::vector<std::pair<std::weak_ptr<Operation>, uint32_t>> pulls_;  // a stack: what was let go on last is in cache
 
   // The frame being received on a connection, where its payload goes to scratch first.
   struct Receiving {
@@ -103,6 +114,7 @@ class Collectives {
     uint32_t access = 0;
     ScratchPool::Buffer buffer;
     bool early = false;
+    uint64_t address = 0;
   };
   std::map<const Connection*, Receiving> receiving_;
 };

@@ -44,8 +44,11 @@ Connection::Connection(Poller& poller, FrameHandler& handler, const Transport& t
   watched_ = EPOLLIN | EPOLLRDHUP;
   poller_.add(fd_.get(), watched_, this);
   if (rings_ == nullptr) return;
+  pulls_ = std::make_unique<Pulls>(fd_.get());
   FrameHeader header;
   header.type = FrameType::kRings;
+  header.seq = pulls_->word();
+  header.offset = pulls_->address();
   enqueue_control(header);
 }
 
@@ -97,7 +100,10 @@ void Connection::on_event(uint32_t events) {
     } else {
       if (paused_ && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0) drain();
       size_t turn = 0;
-      for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) got = read_some();
+      for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) {
+        got = read_some();
+        if (drained_ && !hung_up_) break;  // to ask for more would be a call for nothing; epoll says when there is some
+      }
     }
   }
   if (!broken_ && (events & EPOLLOUT) != 0) {
@@ -119,9 +125,9 @@ void Connection::settle() {
     const auto at = static_cast<std::ptrdiff_t>(begun);
     encode(frame.header, *headers_.emplace(headers_.begin() + at));
     out_.insert(out_.begin() + at, std::move(frame));
-    room_again_ = true;
+    go_on_ = true;
   }
-  if (std::exchange(room_again_, false)) flush();
+  if (std::exchange(go_on_, false)) flush();
 }
 
 // Reads the rest of the payload to where it belongs and, behind it, the next headers. Returns how many bytes there
@@ -135,10 +141,13 @@ size_t Connection::read_some() {
   const ssize_t got = receive(std::span(parts).first(count));
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (got <= 0) {
-    broken(got == 0 ? kClosed : broke(errno));
+    // A Unix socket is reset when its peer closes it and has not read everything.
+    const bool closed = got == 0 || (errno == ECONNRESET && rings_ != nullptr);
+    broken(closed ? kClosed : broke(errno));
     return 0;
   }
   size_t left = static_cast<size_t>(got);
+  drained_ = left < parts[0].iov_len + parts[1].iov_len;
   if (count == 2) {
     const size_t placed = std::min<size_t>(left, to_go_);
     to_ += placed;
@@ -187,10 +196,21 @@ void Connection::take_piece() {
 bool Connection::control_rings(const FrameHeader& header) {
   if (header.type == FrameType::kRings) {
     const Fd passed = std::move(passed_);
-    return rings_ != nullptr && passed && rings_->open(passed);
+    if (rings_ == nullptr || !passed || !rings_->open(passed)) return false;
+    if (lane_ == Lane::kCollective && pulls_->find(header.offset, header.seq)) {
+      FrameHeader readable;
+      readable.type = FrameType::kReadable;
+      enqueue_control(readable);
+      go_on_ = true;
+    }
+    return true;
+  }
+  if (header.type == FrameType::kReadable) {
+    lends_ = rings_ != nullptr;
+    return lends_;
   }
   if (header.type == FrameType::kRoom) {
-    room_again_ = true;
+    go_on_ = true;
     return rings_ != nullptr;
   }
   if (to_go_ == 0) return false;
@@ -204,10 +224,10 @@ bool Connection::parse() {
     const std::span<const uint8_t, kFrameHeaderBytes> bytes(ahead_.data() + ahead_begin_, kFrameHeaderBytes);
     FrameHeader header;
     const bool known = decode(bytes, &header);
-    const bool about_rings = header.type >= FrameType::kRings;
+    const bool about_rings = header.type >= FrameType::kRings && header.type <= FrameType::kReadable;
     const bool in_order = about_rings || to_go_ == 0;  // between two pieces nothing else may come
-    const bool can_share = !header.shared || (rings_ != nullptr && rings_->is_open());
-    if (!known || !in_order || !can_share) {
+    const bool needs_rings = header.shared || header.type == FrameType::kAt;
+    if (!known || !in_order || (needs_rings && (rings_ == nullptr || !rings_->is_open()))) {
       broken("sent bytes that are no frame");
       return false;
     }
@@ -328,11 +348,7 @@ bool Connection::write_some() {
       full();
       return false;
     }
-    // The peer may have said why before it closed: read that first, unless nobody listens any more.
-    const std::string reason = broke(errno);
-    while (!broken_ && !paused_ && !finishing_ && read_some() > 0) {
-    }
-    if (!broken_) broken(reason);
+    hear_out(broke(errno));
     return false;
   }
   blocked_since_ = Clock::time_point::max();
@@ -387,6 +403,7 @@ void Connection::finish() {
   headers_ = std::move(kept_headers);
   finishing_ = true;
   flush();
+  if (rings_ != nullptr) rings_->close();  // after the reason was told, and before anybody takes back what he has lent
   if (!broken_) watch();
 }
 
@@ -409,6 +426,20 @@ void Connection::watch() {
   if (events == watched_) return;
   watched_ = events;
   poller_.change(fd_.get(), events, this);
+}
+
+bool Connection::pull(uint64_t address, uint8_t* to, uint64_t length) {
+  const int error = pulls_->read(address, to, length);
+  if (error == 0) return !rings_->peer_closed();  // asked afterwards: until then it was true
+  hear_out(error == ESRCH ? kClosed : std::string("lends memory that cannot be read: ") + std::strerror(error));
+  return false;
+}
+
+// The peer may have said why before it closed: read that first, unless nobody listens any more.
+void Connection::hear_out(const std::string& reason) {
+  while (!broken_ && !paused_ && !finishing_ && read_some() > 0) {
+  }
+  if (!broken_) broken(reason);
 }
 
 void Connection::broken(const std::string& reason) {

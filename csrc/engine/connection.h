@@ -18,6 +18,7 @@
 #include "engine/poller.h"
 #include "transport/frame.h"
 #include "transport/handshake.h"
+#include "transport/pulls.h"
 #include "transport/transport.h"
 
 namespace paceline {
@@ -77,6 +78,8 @@ class Connection final : public Watcher {
   Lane lane() const { return lane_; }
   // Whether payload goes through memory instead of a network.
   bool shares_memory() const { return rings_ != nullptr; }
+  // Whether the peer can read this process's memory: then it may be told where payload lies.
+  bool lends() const { return lends_; }
   // Whether this frame's payload can be read where it lies, without being copied first.
   static bool in_place(const FrameHeader& header) { return header.shared && header.length <= Rings::kPieceBytes; }
 
@@ -89,6 +92,10 @@ class Connection final : public Watcher {
   // receiving, reducing and sending on, and to let others through on a slow link.
   uint64_t slice_bytes() const { return most_bytes_ < 2 * kSliceBytes ? kSliceBytes / 2 : kSliceBytes; }
   bool idle() const { return out_.empty(); }
+
+  // Copies from memory that the peer has lent. False when it could not, or the peer may have changed it meanwhile: the
+  // connection is broken, or its stream will tell why.
+  bool pull(uint64_t address, uint8_t* to, uint64_t length);
 
   // Writes what can be written now, asking the handler for more as long as there is room.
   void flush();
@@ -120,6 +127,7 @@ class Connection final : public Watcher {
   size_t collect(std::span<iovec> parts);
   void watch();
   void broken(const std::string& reason);
+  void hear_out(const std::string& reason);
   void discard();
 
   Poller& poller_;
@@ -129,6 +137,8 @@ class Connection final : public Watcher {
   uint32_t peer_;
   Lane lane_;
   std::unique_ptr<Rings> rings_;
+  std::unique_ptr<Pulls> pulls_;  // there where rings are
+  bool lends_ = false;
 
   // In: bytes read ahead, the frame being received, and where its payload goes.
   std::array<uint8_t, 8192> ahead_;
@@ -137,7 +147,8 @@ class Connection final : public Watcher {
   FrameHeader header_;
   uint8_t* to_ = nullptr;
   uint64_t to_go_ = 0;
-  Fd passed_;  // a file that came with the bytes read last
+  Fd passed_;             // a file that came with the bytes read last
+  bool drained_ = false;  // the last read took all there was
   bool paused_ = false;
   bool hung_up_ = false;
 
@@ -151,7 +162,7 @@ class Connection final : public Watcher {
   Clock::time_point limited_at_ = Clock::time_point::min();
   bool socket_full_ = false;
   Clock::time_point blocked_since_ = Clock::time_point::max();
-  bool room_again_ = false;  // the peer has made room in the ring
+  bool go_on_ = false;  // the peer has made room in the ring, or is to be told of some
   bool finishing_ = false;
   bool finished_ = false;
   bool broken_ = false;

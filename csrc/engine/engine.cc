@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "transport/pulls.h"
 #include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
 
@@ -20,6 +21,13 @@ constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 
 // After a caller has polled, the progress thread waits this long for the next one before it polls itself.
 constexpr auto kEncore = std::chrono::milliseconds(10);
+
+// A core that is yielded for longer was taken by somebody who computes, which will go on for a while.
+constexpr auto kLongYield = std::chrono::microseconds(1000);
+constexpr auto kComputing = std::chrono::milliseconds(100);
+
+// Below this a ring that stays in cache is faster than a pull: the kernel pins every page, and the sender waits for it.
+constexpr uint64_t kLeastLentBytes = 1 << 20;
 
 // Peers of a group that ends have this long to read what we sent and to say goodbye themselves.
 constexpr auto kLingering = std::chrono::milliseconds(1000);
@@ -85,6 +93,10 @@ Transport* Engine::transport_to(const PeerAddress& peer, std::string* address) c
   }
   *address = peer.tcp;
   return tcp_.get();
+}
+
+bool Engine::worth_lending(const void* memory, uint64_t bytes) const {
+  return bytes >= kLeastLentBytes && (options_.lend_all || in_huge_pages(memory, bytes));
 }
 
 Group* Engine::find(const GroupId& id, uint32_t rank) {
@@ -237,7 +249,7 @@ bool Engine::busy() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->busy(); });
 }
 
-void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds spin) {
+void Engine::help(const std::atomic<bool>& done, Clock::time_point until, Patience patience) {
   Entry entry(*this);
   if (helping_ || done || stopping_) return;
   helping_ = true;
@@ -251,19 +263,36 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::c
     bell_.ring();
     changed_.wait(entry.lock(), [this] { return parked_; });
   }
-  const Clock::time_point spin_until = Clock::now() + spin;
+  const Clock::time_point begin = Clock::now();
+  const bool polls = patience.polls.count() > 0 && !(patience.yields && begin < yields_from_);
+  Clock::time_point polls_until = polls ? begin + patience.polls : begin;
   bool worked = true;  // posting may have left some: look before sleeping
   while (!done) {
     const Clock::time_point now = Clock::now();
     if (now >= until) break;
     int timeout_ms = 0;
-    if (!worked && (spin.count() == 0 || now >= spin_until)) {
+    if (!worked && now >= polls_until) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
       timeout_ms = static_cast<int>(std::min<int64_t>(tick(), left));
       if (done) break;
     }
     worked = turn(entry.lock(), timeout_ms);
+    if (worked || done || !patience.yields || now >= polls_until) continue;
+    if (!yield(entry.lock())) polls_until = now;
   }
+}
+
+// Lets whoever waits for this core have it. False when that took long: somebody computes, and a caller that is asleep
+// gets the core back sooner.
+bool Engine::yield(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  const Clock::time_point begin = Clock::now();
+  std::this_thread::yield();
+  const Clock::time_point end = Clock::now();
+  lock.lock();
+  if (end - begin < kLongYield) return true;
+  yields_from_ = end + kComputing;
+  return false;
 }
 
 // Looks at all deadlines; returns how long to sleep, in milliseconds.
@@ -275,7 +304,12 @@ int Engine::tick() {
   return static_cast<int>(std::clamp<int64_t>(sleep, 0, kLongestSleep.count()));
 }
 
+bool Engine::can_pull() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->collectives().can_pull(); });
+}
+
 bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms) {
+  if (can_pull()) timeout_ms = 0;
   asleep_ = timeout_ms > 0;
   lock.unlock();
   while (callers_.load() > 0) std::this_thread::yield();
@@ -283,8 +317,10 @@ bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   lock.lock();
   asleep_ = false;
   poller_.dispatch(count);
+  bool pulled = false;
+  for (size_t i = 0; i < groups_.size(); ++i) pulled = groups_[i]->collectives().pull() || pulled;
   changed_.notify_all();
-  return count > 0;
+  return count > 0 || pulled;
 }
 
 // While callers poll, and for a moment after: the next one will come soon.

@@ -33,6 +33,14 @@ namespace paceline {
 struct EngineOptions {
   std::string interface;  // to listen on; empty: by the host's name
   bool use_shm = true;    // share memory between ranks of one host
+  bool lend_all = false;  // large payload is pulled by ranks of one host also where that is slower
+};
+
+// How a caller that waits looks for events before it sleeps: for how long, and whether it lets others run between two
+// looks, because ranks have no core each.
+struct Patience {
+  std::chrono::microseconds polls{0};
+  bool yields = false;
 };
 
 class Engine {
@@ -69,8 +77,7 @@ class Engine {
   // Somebody waits for it from now on: it ends within this time.
   void hurry(const std::shared_ptr<Message>& message, std::chrono::milliseconds timeout);
   // Does the progress thread's work until `done` or the time is over, or returns at once when another caller does.
-  // For `spin` it polls instead of sleeping: only for callers with a core of their own.
-  void help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds spin);
+  void help(const std::atomic<bool>& done, Clock::time_point until, Patience patience);
   std::string failure(const std::shared_ptr<Group>& group);
   // The same, for a caller with something of this title.
   std::string failure_of(const std::shared_ptr<Group>& group, const std::string& title);
@@ -79,6 +86,8 @@ class Engine {
   // Under the lock, for the parts of the engine.
   Poller& poller() { return poller_; }
   ScratchPool& scratch() { return scratch_; }
+  // Whether a peer that can read this memory had better do so.
+  bool worth_lending(const void* memory, uint64_t bytes) const;
   Introductions& introductions() { return introductions_; }
   Transport* transport_to(const PeerAddress& peer, std::string* address) const;
   Group* find(const GroupId& id, uint32_t rank);
@@ -116,7 +125,9 @@ class Engine {
   void park(std::unique_lock<std::mutex>& lock);
   // One turn of whoever polls; returns whether anything had happened.
   bool turn(std::unique_lock<std::mutex>& lock, int timeout_ms);
+  bool yield(std::unique_lock<std::mutex>& lock);
   bool busy() const;
+  bool can_pull() const;
   int tick();
 
   EngineOptions options_;
@@ -133,6 +144,7 @@ class Engine {
   bool helping_ = false;
   bool attended_ = false;  // the progress thread is asked to poll at once
   Clock::time_point helped_at_;
+  Clock::time_point yields_from_;  // others need the cores until then
   std::condition_variable unparked_;
   std::vector<std::shared_ptr<Group>> groups_;
   bool stopping_ = false;

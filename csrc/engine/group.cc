@@ -20,6 +20,8 @@ bool belongs(FrameType type, Lane lane) {
   switch (type) {
     case FrameType::kData:
     case FrameType::kPosted:
+    case FrameType::kAt:
+    case FrameType::kPulled:
       return lane == Lane::kCollective;
     case FrameType::kMessage:
     case FrameType::kOffer:

@@ -65,6 +65,8 @@ struct Operation {
   struct Progress {
     uint64_t done = 0;   // bytes that nothing has to wait for any more
     uint64_t moved = 0;  // read: bytes handed to the connection; write: bytes received
+    bool lends = false;  // read: the peer is told where the bytes lie
+    uint64_t lent = 0;   // read: bytes that the peer is to pull; write: bytes that are to be pulled from it
     bool queued = false;
   };
   std::vector<Progress> progress;  // one an access
@@ -72,11 +74,15 @@ struct Operation {
   // Of a program that sends in order: reads with bytes that are ready, and not with the kernel yet, by step.
   std::set<std::pair<uint32_t, uint32_t>> sending;
 
-  // Bytes that have arrived before they may be written.
+  // Bytes that have arrived before they may be written, or that lie with the peer, to be pulled.
   struct Block {
     uint64_t offset = 0;
     uint64_t length = 0;
     ScratchPool::Buffer buffer;
+    // Of what is to be pulled: where it lies, and how many bytes before it were pulled and the peer was not told of.
+    bool lent = false;
+    uint64_t address = 0;
+    uint64_t unacknowledged = 0;
   };
   std::map<uint32_t, std::deque<Block>> arrived;
 

@@ -56,6 +56,7 @@ Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_
     size_t end = begin;
     while (end < touches.size() && touches[end].chunk == touches[begin].chunk) ++end;
     int32_t last_write = -1;
+    int64_t last_read_step = -1;
     for (size_t i = begin; i < end; ++i) {
       const Touch& touch = touches[i];
       Access access;
@@ -68,6 +69,8 @@ Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_
       access.from_input = last_write < 0;
       access.previous_write = last_write;
       access.first_read = static_cast<uint32_t>(last_write < 0 ? begin : static_cast<size_t>(last_write) + 1);
+      access.ahead = touch.write && last_read_step == touch.step;
+      if (!touch.write) last_read_step = touch.step;
       if (touch.write) {
         last_write = static_cast<int32_t>(i);
         written_[touch.chunk] = true;

@@ -27,6 +27,7 @@ struct Access {
   bool write = false;
   bool reduce = false;
   bool from_input = false;  // a read before any write, or the first write of a reduction: takes the rank's own input
+  bool ahead = false;  // a write with reads of the same step: others may wait for these before they let it be written
   int32_t previous_write = -1;  // in the same timeline
   uint32_t first_read = 0;      // of a write: accesses [first_read, itself) are the reads it waits for
   uint32_t end = 0;             // accesses (itself, end) of the timeline wait for this one

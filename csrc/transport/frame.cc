@@ -62,7 +62,7 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   ByteReader reader(bytes.data());
   if (reader.get<uint16_t>() != kMagic) return false;
   const auto type = reader.get<uint8_t>();
-  if (type < static_cast<uint8_t>(FrameType::kData) || type > static_cast<uint8_t>(FrameType::kRoom)) return false;
+  if (type < static_cast<uint8_t>(FrameType::kData) || type > static_cast<uint8_t>(FrameType::kPulled)) return false;
   const auto shared = reader.get<uint8_t>();
   if (shared > 1) return false;
   header->shared = shared == 1;

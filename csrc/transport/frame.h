@@ -21,6 +21,13 @@
 //   rings     any -> any                    none          the sender's segment comes with this frame
 //   more      sender -> receiver            none          the next piece of the payload
 //   room      receiver -> sender            none          pieces were consumed
+//
+// Or the receiver pulls it from the sender's memory (transport/pulls.h), once it has said that it can:
+//
+//   rings     any -> any                    none          and a word for the other to read: `seq`, at address `offset`
+//   readable  receiver -> sender            none          it could be read: memory may be lent
+//   at        sender -> receiver            an address    where the bytes lie, instead of the bytes; fields as of data
+//   pulled    receiver -> sender            none          the next `length` bytes lent for transfer `id` were read
 #pragma once
 
 #include <cstdint>
@@ -47,6 +54,9 @@ enum class FrameType : uint8_t {
   kRings = 13,
   kMore = 14,
   kRoom = 15,
+  kReadable = 16,
+  kAt = 17,
+  kPulled = 18,
 };
 
 // The collectives by number; the names and their meaning are those of paceline.ir.collective.Kind.
@@ -85,13 +95,14 @@ struct FrameHeader {
   uint32_t id = 0;
   uint64_t seq = 0;
   uint64_t offset = 0;
-  uint64_t length = 0;  // of the payload, or (offer, credit) of what it is about
+  uint64_t length = 0;  // of the payload, or (offer, credit, at, pulled) of what it is about
   uint64_t total = 0;   // bytes of the whole transfer
   bool shared = false;  // the payload lies in the sender's ring
   Call call;
 
   // Payload that follows the header on the stream.
   uint64_t streamed_bytes() const {
+    if (type == FrameType::kAt) return sizeof(uint64_t);
     const bool carries = type == FrameType::kData || type == FrameType::kMessage || type == FrameType::kError ||
                          type == FrameType::kDecided;
     return carries && !shared ? length : 0;

@@ -34,6 +34,7 @@ uint64_t after(uint64_t position, size_t length) {
 struct Rings::Segment {
   alignas(kAlignment) std::atomic<uint64_t> consumed;      // of the other's ring, as a position
   alignas(kAlignment) std::atomic<uint64_t> times_waited;  // how often its owner has waited for room
+  alignas(kAlignment) std::atomic<uint32_t> closed;
   alignas(4096) uint8_t bytes[kRingBytes];
 };
 
@@ -47,6 +48,7 @@ Rings::Rings() : fd_(::memfd_create("paceline", MFD_CLOEXEC | MFD_ALLOW_SEALING)
 }
 
 Rings::~Rings() {
+  if (ours_ != nullptr) close();
   if (ours_ != nullptr) ::munmap(ours_, sizeof(Segment));
   if (theirs_ != nullptr) ::munmap(const_cast<Segment*>(theirs_), sizeof(Segment));
 }
@@ -100,5 +102,9 @@ bool Rings::peer_waits() {
   times_told_ = waited;
   return true;
 }
+
+void Rings::close() { ours_->closed.store(1); }
+
+bool Rings::peer_closed() const { return theirs_->closed.load() != 0; }
 
 }  // namespace paceline

@@ -41,6 +41,10 @@ class Rings {
   // Whether the other side waits for room and was not told yet that there is some. Asked after pieces were released.
   bool peer_waits();
 
+  // Nothing more goes to the other side, and what was lent to it may change: it can see that, before this returns.
+  void close();
+  bool peer_closed() const;
+
  private:
   struct Segment;
 

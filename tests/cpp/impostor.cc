@@ -60,9 +60,11 @@ void Impostor::send(const FrameHeader& header, std::span<const uint8_t> payload)
   send(payload);
 }
 
-void Impostor::share(int fd) {
+void Impostor::share(int fd, const Pulls* pulls) {
   FrameHeader header;
   header.type = FrameType::kRings;
+  header.seq = pulls != nullptr ? pulls->word() : 0;
+  header.offset = pulls != nullptr ? pulls->address() : 0;
   std::array<uint8_t, kFrameHeaderBytes> bytes;
   encode(header, bytes);
   iovec part{bytes.data(), bytes.size()};
@@ -86,7 +88,8 @@ std::optional<FrameHeader> Impostor::receive_frame(std::vector<uint8_t>* payload
     std::vector<uint8_t> rest(header.streamed_bytes());
     if (!receive(rest)) return std::nullopt;
     const bool any_time = header.type == FrameType::kPosted || header.type == FrameType::kProbe ||
-                          header.type == FrameType::kRings || header.type == FrameType::kRoom;
+                          header.type == FrameType::kRings || header.type == FrameType::kRoom ||
+                          header.type == FrameType::kReadable;
     if (any_time) continue;
     if (payload != nullptr) *payload = std::move(rest);
     return header;

@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "transport/frame.h"
 #include "transport/handshake.h"
+#include "transport/pulls.h"
 #include "transport/transport.h"
 
 namespace paceline::testing {
@@ -24,11 +25,11 @@ class Impostor {
 
   void send(std::span<const uint8_t> bytes);
   void send(const FrameHeader& header, std::span<const uint8_t> payload = {});
-  // Passes a file as the segment of its payload.
-  void share(int fd);
+  // Passes a file as the segment of its payload, and where a word of its own lies, if it does.
+  void share(int fd, const Pulls* pulls = nullptr);
   // False when the stream ends or nothing comes for some seconds.
   bool receive(std::span<uint8_t> bytes);
-  // The next frame that is none of those a rank may send at any time (posted, probe, rings, room).
+  // The next frame that is none of those a rank may send at any time (posted, probe, rings, room, readable).
   std::optional<FrameHeader> receive_frame(std::vector<uint8_t>* payload = nullptr);
   // Half closes, as a rank that leaves.
   void shut();

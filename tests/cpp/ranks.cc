@@ -81,7 +81,7 @@ Membership membership(uint32_t rank, uint32_t size) {
 
 Ranks::Ranks(uint32_t size, RankOptions options) : options_(options) {
   for (uint32_t rank = 0; rank < size; ++rank) {
-    engines_.push_back(std::make_unique<Engine>(EngineOptions{"lo", options.shm}));
+    engines_.push_back(std::make_unique<Engine>(EngineOptions{"lo", options.shm, true}));
   }
   add_group();
 }

@@ -8,7 +8,7 @@ namespace paceline::testing {
 
 using namespace std::chrono_literals;
 
-Victim::Victim(bool shm) : engine_({"lo", shm}), shm_(shm), member_(membership(0, 2)) {
+Victim::Victim(bool shm) : engine_({"lo", shm, true}), shm_(shm), member_(membership(0, 2)) {
   group_ = engine_.join(member_);
   engine_.introduce(group_, {engine_.address(), {"impostor", "127.0.0.1:1", ""}});
 }

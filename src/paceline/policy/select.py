@@ -26,10 +26,13 @@ _CLOSE_WHERE_OTHERS_WAIT = 1.1
 """The same where a message waits behind others at every hop, which the model does not know at all."""
 
 _SIMPLE_FIRST = ("ring", "direct", "doubling", "chain", "binomial", "dissemination", "pairwise")
-"""Between hosts, one that never sends to many at once; inside one, and where many collectives are under way at once,
-that where bytes are passed on least."""
+"""Between hosts, one that never sends to many at once; where many collectives are under way at once, that where bytes
+are passed on least."""
 
 _FEW_HOPS_FIRST = ("direct", "doubling", "ring", "chain", "binomial", "dissemination", "pairwise")
+
+_FEW_PARTNERS_FIRST = ("halving_doubling", *_FEW_HOPS_FIRST)
+"""On one host: what comes from many at once is copied until it is its turn to be added."""
 
 
 def select(
@@ -62,7 +65,8 @@ def select(
     best_s = min(found.cost.exposed_s for found in plans)
     close_s = best_s * (_CLOSE_WHERE_OTHERS_WAIT if overlapping else _CLOSE)
     close = [found for found in plans if found.cost.exposed_s <= close_s]
-    order = _SIMPLE_FIRST if len(cluster.hosts) > 1 and not overlapping else _FEW_HOPS_FIRST
+    usual = _SIMPLE_FIRST if len(cluster.hosts) > 1 else _FEW_PARTNERS_FIRST
+    order = _FEW_HOPS_FIRST if overlapping else usual
     return min(close, key=lambda found: _simplicity(found, order))
 
 

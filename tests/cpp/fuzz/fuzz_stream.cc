@@ -3,6 +3,7 @@
 // so that they get far into the engine. Whatever happens, all three end soon after the stream does, and no byte outside
 // their buffers is touched.
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -18,10 +19,11 @@ namespace {
 // One frame: its type, which fields are not what they should be, those fields, and how much payload comes.
 void say(testing::Impostor& impostor, const Rings& rings, testing::Input& input, const Call& call, uint64_t bytes,
          uint64_t* moved) {
+  static const std::vector<uint8_t> memory(1 << 18);
   FrameHeader header;
   const uint8_t type = input.byte();
   if (type >= 0xf0) return impostor.send(input.take(input.byte()));  // no frame at all
-  header.type = static_cast<FrameType>(1 + type % 15);
+  header.type = static_cast<FrameType>(1 + type % 18);
   const uint8_t changed = input.byte();
   const bool collective = header.type <= FrameType::kPosted;
   const bool decides = header.type == FrameType::kArrived || header.type == FrameType::kDecided;
@@ -39,12 +41,17 @@ void say(testing::Impostor& impostor, const Rings& rings, testing::Input& input,
   header.shared = (changed & 32) != 0;
   if ((changed & 64) != 0) header.call.count = input.number(2);
   std::vector<uint8_t> payload;
-  if (header.streamed_bytes() > 0) {
+  if (header.type == FrameType::kAt) {  // of memory that is there, unless the input has it elsewhere
+    const uint64_t address = reinterpret_cast<uint64_t>(memory.data()) + ((changed & 128) != 0 ? input.number(4) : 0);
+    payload.resize(sizeof(address));
+    std::memcpy(payload.data(), &address, sizeof(address));
+  } else if (header.streamed_bytes() > 0) {
     const uint64_t whole = std::min<uint64_t>(header.length, 1 << 18);
     payload.resize((changed & 128) != 0 ? std::min<uint64_t>(input.number(3), whole) : whole, 0x55);
   }
   if (header.type == FrameType::kRings && (changed & 1) == 0) return impostor.share(rings.fd());
-  if (header.type == FrameType::kData) *moved = std::min(bytes, *moved + header.length);
+  if (header.type == FrameType::kData || header.type == FrameType::kAt)
+    *moved = std::min(bytes, *moved + header.length);
   impostor.send(header, payload);
 }
 
@@ -55,7 +62,7 @@ struct Buffers {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static Engine engine({"lo", true});
+  static Engine engine({"lo", true, true});
   testing::Input input(data, size);
   const uint8_t choices = input.byte();
   const bool shm = (choices & 1) != 0;

@@ -41,6 +41,12 @@ def test_sums_of_floats_are_never_added_in_different_orders(ranks: int) -> None:
         assert select(Collective(Kind.ALL_REDUCE, ranks), cluster, 2**power).algorithm != "one_shot"
 
 
+def test_on_one_host_partners_are_few() -> None:
+    cluster = cluster_of(["a"] * 4)
+    chosen = {power: select(Collective(Kind.ALL_REDUCE, 4), cluster, 2**power).algorithm for power in (12, 20, 26)}
+    assert chosen == {12: "doubling", 20: "halving_doubling", 26: "halving_doubling"}
+
+
 def test_what_is_wanted_is_taken() -> None:
     collective = Collective(Kind.ALL_REDUCE, 8)
     assert select(collective, LAN, 1000, wanted={Kind.ALL_REDUCE: "ring"}).algorithm == "ring"
