@@ -5,7 +5,10 @@
 Needs root (docs/lab.md). Every row is one set of processes on hosts of 500 Mbit/s; contenders take turns in it.
 *Exposed* is from the last rank's call to the last rank's end, on the machine's one clock; *limit* is one buffer over a
 port, headers included. Each result is checked: the right sum, the same bits on all ranks. The row ``ddp`` is the same
-with an iteration of DistributedDataParallel, 100 MB of gradients in buckets of 25 MB, instead of one all-reduce.
+with an iteration of DistributedDataParallel, 100 MB of gradients in buckets of 25 MB, instead of one all-reduce. The
+row ``mixed`` is 1000 all-reduces (``--collectives``) of sizes drawn at random, with nobody late: its sums are compared,
+and every decision for a late rank was wrong, and is shown with its cost. Times are medians, with the least and the
+most; ratios are of medians.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -37,7 +41,7 @@ class Row:
     contenders: tuple[str, ...]
     bound: float = 1.0
     warm_up: int = 1
-    sizes_mb: tuple[float, ...] = field(default=())
+    drawn_mb: tuple[float, ...] = field(default=())
     ddp: bool = False
 
 
@@ -60,7 +64,7 @@ ROWS = {
         for d in (0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
     },
     "ddp": Row("n=8, DDP, rank 3 late by 1.5 s", 8, {3: 1.4}, ("auto", "off", "gloo"), warm_up=6, ddp=True),
-    "mixed": Row("n=8, nobody late, mixed sizes", 8, {}, ("auto", "off"), sizes_mb=(0.001, 0.1, 1, 2, 4, 8, 16)),
+    "mixed": Row("n=8, nobody late, mixed sizes", 8, {}, ("auto", "off"), drawn_mb=(0.001, 0.1, 1, 2, 4, 8, 16)),
 }
 
 
@@ -129,59 +133,108 @@ def rank_process(task: dict[str, Any]) -> None:
             os.environ["PACELINE_LATE"] = contender
         groups[contender] = dist.new_group(backend="gloo" if contender == "gloo" else "paceline")
     late_s = task["late_s"].get(str(rank), 0.0)
-    for count in task["counts"]:
-        data = torch.empty(0 if task["ddp"] else count)
-        models = {name: wrapped(count, group) for name, group in groups.items()} if task["ddp"] else {}
-        for repetition in range(-task["warm_up"], task["reps"]):
-            times = {}
-            for name, group in groups.items():
-                call = iteration(models[name], rank) if models else all_reduce(data, rank, group)
-                dist.barrier()
-                time.sleep(late_s)
-                called = time.monotonic()
-                result = call()
-                times[name] = called, time.monotonic(), float(result[1]), hash(result[::1000].numpy().tobytes())
-                assert result[1] == size * (size + 1) / 2, result[1]
-            if repetition >= 0:
-                print(json.dumps({"count": count, "times": times}), flush=True)
+    largest = max(task["counts"])
+    data = torch.empty(0 if task["ddp"] else largest)
+    models = {name: wrapped(largest, group) for name, group in groups.items()} if task["ddp"] else {}
+    choices = dict.fromkeys(groups, 0)
+    for turn, count in enumerate(task["counts"]):
+        times = {}
+        for name in list(groups)[:: -1 if turn % 2 else 1]:  # who comes first must not matter
+            call = iteration(models[name], rank) if models else all_reduce(data[:count], rank, groups[name])
+            dist.barrier()
+            time.sleep(late_s)
+            called = time.monotonic()
+            result = call()
+            ended = time.monotonic()
+            assert result[1] == size * (size + 1) / 2, result[1]
+            before = choices[name]
+            if name != "gloo" and rank == 0:
+                choices[name] = sum(one.choice != "" for one in arrivals(groups[name]))
+            times[name] = called, ended, hash(result[::1000].numpy().tobytes()), choices[name] > before
+        if turn >= task["warm_up"]:
+            print(json.dumps({"count": count, "times": times}), flush=True)
     for name, group in groups.items():
         if name != "gloo" and rank == 0:
             lines = [line for line in chosen_algorithms(group) if "allreduce" in line]
-            late = sum(one.choice != "" for one in arrivals(group))
-            print(json.dumps({"chosen": {name: lines}, "late_choices": late}), flush=True)
+            print(json.dumps({"chosen": {name: lines}, "late_choices": choices[name]}), flush=True)
     dist.barrier()
     os._exit(0)
 
 
-def run(row: Row, reps: int, size_bytes: int) -> tuple[list[tuple[int, dict[str, float]]], list[Any]]:
-    """Median exposed seconds of each contender, by size; and what was chosen."""
+@dataclass(frozen=True)
+class Turn:
+    """One all-reduce of each contender: seconds exposed, and whether it was chosen for a late rank."""
+
+    count: int
+    exposed_s: dict[str, float]
+    chosen: dict[str, bool]
+
+
+def run(row: Row, reps: int, size_bytes: int, collectives: int) -> tuple[list[Turn], list[Any]]:
+    """What was measured, and a summary of what was chosen."""
     from paceline.lab import Lab
 
-    counts = [25_000_000] if row.ddp else [int(mb * 250_000) for mb in row.sizes_mb] or [size_bytes // 4]
+    counts = [25_000_000 if row.ddp else size_bytes // 4] * (row.warm_up + reps)
+    warm_up = row.warm_up
+    if row.drawn_mb:
+        sizes = [int(mb * 250_000) for mb in row.drawn_mb]
+        warm_up = len(sizes)
+        counts = sizes + random.Random(0).choices(sizes, k=collectives)
     buffer_s = limit_s(size_bytes)
     task = {
         "contenders": row.contenders,
         "late_s": {str(rank): late * buffer_s for rank, late in row.late.items()},
         "counts": counts,
-        "warm_up": row.warm_up,
-        "reps": reps,
+        "warm_up": warm_up,
         "ddp": row.ddp,
     }
     command = [sys.executable, str(Path(__file__).resolve()), "--rank-process", json.dumps(task)]
     env = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     with Lab(hosts=row.ranks) as lab:
         ranks = [host.popen(command, env=env, stdout=subprocess.PIPE, text=True) for host in lab.hosts]
-        said = [rank.communicate(timeout=280)[0].splitlines() for rank in ranks]
+        said = [rank.communicate(timeout=900)[0].splitlines() for rank in ranks]
     lines = [[json.loads(line) for line in text] for text in said]
-    found: dict[int, dict[str, list[float]]] = {count: {} for count in counts}
-    for turn in zip(*[[line for line in mine if "times" in line] for mine in lines], strict=True):
+    turns = []
+    for same in zip(*[[line for line in mine if "times" in line] for mine in lines], strict=True):
+        exposed_s, chosen = {}, {}
         for name in row.contenders:
-            times = [line["times"][name] for line in turn]
-            assert len({one[3] for one in times}) == 1, f"{name}: the ranks have different bits"
-            exposed = max(one[1] for one in times) - max(one[0] for one in times)
-            found[turn[0]["count"]].setdefault(name, []).append(exposed)
-    chosen = [line for mine in lines for line in mine if "chosen" in line]
-    return [(count, {name: median(values) for name, values in found[count].items()}) for count in counts], chosen
+            called, ended, bits, late = zip(*[line["times"][name] for line in same], strict=True)
+            assert len(set(bits)) == 1, f"{name}: the ranks have different bits"
+            exposed_s[name] = max(ended) - max(called)
+            chosen[name] = any(late)
+        turns.append(Turn(same[0]["count"], exposed_s, chosen))
+    return turns, [line for mine in lines for line in mine if "chosen" in line]
+
+
+def summary(row: Row, turns: list[Turn]) -> str:
+    """Turns of one size."""
+    subject, *others = row.contenders
+    times = {name: [turn.exposed_s[name] for turn in turns] for name in row.contenders}
+    best = median(times[subject])
+    limit = limit_s(4 * turns[0].count) * row.bound
+    against = ", ".join(
+        f"{name} {median(times[name]) / best:.3f}x ({min(times[name]) * 1e3:.1f}-{max(times[name]) * 1e3:.1f} ms)"
+        for name in others
+    )
+    return (
+        f"{row.name}, {4 * turns[0].count / 1e6:g} MB, {len(turns)} times: {subject} {best * 1e3:.1f} ms "
+        f"({min(times[subject]) * 1e3:.1f}-{max(times[subject]) * 1e3:.1f}), {best / limit:.3f} of the limit; "
+        f"against {against}"
+    )
+
+
+def sums(row: Row, turns: list[Turn]) -> str:
+    """All turns together, and what decisions for a late rank cost where there was none."""
+    subject, other = row.contenders
+    total, reference = (sum(turn.exposed_s[name] for turn in turns) for name in (subject, other))
+    wrong = [turn for turn in turns if turn.chosen[subject]]
+    costs = ", ".join(
+        f"{4 * turn.count / 1e6:g} MB {turn.exposed_s[subject] / turn.exposed_s[other] - 1:+.1%}" for turn in wrong
+    )
+    return (
+        f"{row.name}, {len(turns)} collectives: {subject} {total:.1f} s, {total / reference:.4f} of {other}; "
+        f"{len(wrong)} decisions for a late rank{': ' + costs if wrong else ''}"
+    )
 
 
 def main() -> None:
@@ -190,6 +243,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*")
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--mb", type=float, default=64)
+    parser.add_argument("--collectives", type=int, default=1000, help="of the row mixed (default: 1000)")
     parser.add_argument("--rank-process", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_process:
@@ -197,16 +251,11 @@ def main() -> None:
         return
     for name in options.rows or ROWS:
         row = ROWS[name]
-        results, chosen = run(row, options.reps, int(options.mb * 1e6))
-        for count, exposed_s in results:
-            best = exposed_s[row.contenders[0]]
-            limit = limit_s(4 * count) * row.bound
-            against = ", ".join(f"{other}: {exposed_s[other] / best:.3f}x" for other in row.contenders[1:])
-            print(
-                f"{row.name}, {4 * count / 1e6:g} MB: {row.contenders[0]} {best * 1e3:.1f} ms, "
-                f"{best / limit:.3f} of the limit; against {against}",
-                flush=True,
-            )
+        turns, chosen = run(row, options.reps, int(options.mb * 1e6), options.collectives)
+        for count in sorted({turn.count for turn in turns}):
+            print(summary(row, [turn for turn in turns if turn.count == count]), flush=True)
+        if row.drawn_mb:
+            print(sums(row, turns), flush=True)
         for line in chosen:
             for contender, algorithms in line["chosen"].items():
                 print(f"    {contender}: {'; '.join(algorithms)} ({line['late_choices']} choices for late ranks)")

@@ -25,6 +25,7 @@ add_library(paceline_core STATIC
   ${CMAKE_CURRENT_LIST_DIR}/transport/pulls.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/rings.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/shm/shm.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/stream.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/tcp/tcp.cc
 )
 target_include_directories(paceline_core PUBLIC ${CMAKE_CURRENT_LIST_DIR})

@@ -12,7 +12,10 @@
 namespace paceline {
 namespace {
 
-constexpr auto kPolling = std::chrono::microseconds(100);
+// How long a waiting caller polls before it sleeps. A core that fell asleep needs a good part of a millisecond to come
+// back where it is a virtual one: who sleeps sooner makes the others sleep as well, again and again.
+constexpr std::chrono::microseconds kPolling = std::chrono::milliseconds(1);
+constexpr std::chrono::microseconds kPollingInTurns = std::chrono::microseconds(300);
 
 // Beyond this a clock's nanoseconds would not do, and nobody waits.
 constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
@@ -31,9 +34,10 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
     // Ranks that can share memory are on one host, whatever it is called.
     hosts.push_back(address.shm.empty() ? address.host : address.shm.substr(0, address.shm.find(' ')));
   }
-  // Polling a moment before sleeping is polite only when no other rank wants the core, or can have it.
+  // Ranks that have no core each poll less: they take it in turns.
   const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<size_t>(rank)]);
-  patience_ = {kPolling, here > static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency())};
+  const bool in_turns = here > static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency());
+  polls_ = in_turns ? kPollingInTurns : kPolling;
   try {
     Plans plans = settings_.make_planner(rank, size, part, hosts, [this](int to, int from, uint64_t bytes) {
       return exchange_seconds(to, from, bytes);
@@ -100,7 +104,7 @@ c10::intrusive_ptr<Work> Backend::make_work(c10d::OpType type, const char* title
                                             Tensors outputs, size_t parts) {
   auto work = c10::make_intrusive<Work>(rank_, type, title, inputs, std::move(outputs), sequence_.load() + 1,
                                         static_cast<int>(parts));
-  work->let_help(engine_, group_, patience_);
+  work->let_help(engine_, group_, polls_);
   return work;
 }
 

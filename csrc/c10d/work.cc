@@ -91,10 +91,10 @@ void Work::settle(const c10::intrusive_ptr<c10::ivalue::Future>& future) {
   }
 }
 
-void Work::let_help(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Patience patience) {
+void Work::let_help(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, std::chrono::microseconds polls) {
   engine_ = std::move(engine);
   group_ = std::move(group);
-  patience_ = patience;
+  polls_ = polls;
 }
 
 void Work::posted(const Operation& operation) {
@@ -107,7 +107,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   const Clock::time_point until = bounded ? Clock::now() + timeout : Clock::time_point::max();
   if (!finished_) {
     if (!bounded && when_awaited_) when_awaited_();
-    engine_->help(finished_, until, patience_);
+    engine_->help(finished_, until, polls_);
   }
   bool done = false;
   if (bounded) {

@@ -18,8 +18,8 @@ class Work final : public c10d::Work {
   Work(int rank, c10d::OpType type, const char* title, const std::optional<std::vector<at::Tensor>>& inputs,
        std::vector<at::Tensor> outputs, uint64_t sequence, int parts = 1);
 
-  // Whoever waits does the engine's work meanwhile.
-  void let_help(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, Patience patience);
+  // Whoever waits does the engine's work meanwhile, polling for so long before it sleeps.
+  void let_help(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, std::chrono::microseconds polls);
   // A part of it was posted as this operation, the last so far.
   void posted(const Operation& operation);
   // Called before anybody waits for it without a time limit of his own.
@@ -44,7 +44,7 @@ class Work final : public c10d::Work {
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Group> group_;
-  Patience patience_;
+  std::chrono::microseconds polls_{0};
   std::atomic<bool> finished_{false};
   std::function<void()> when_awaited_;
   Kind kind_ = Kind::kBarrier;

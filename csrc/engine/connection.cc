@@ -22,6 +22,7 @@ constexpr uint64_t kInlineBytes = 8 << 10;
 // How often a stream's share of the kernel is fitted to its rate.
 constexpr auto kLimitEvery = std::chrono::milliseconds(100);
 
+constexpr const char* kLied = "counts bytes that were never sent";
 constexpr const char* kClosed = "closed its connection: its process died";
 
 std::string broke(int error) {
@@ -47,6 +48,7 @@ Connection::Connection(Poller& poller, FrameHandler& handler, const Transport& t
   pulls_ = std::make_unique<Pulls>(fd_.get());
   FrameHeader header;
   header.type = FrameType::kRings;
+  header.id = 1;
   header.seq = pulls_->word();
   header.offset = pulls_->address();
   enqueue_control(header);
@@ -54,6 +56,7 @@ Connection::Connection(Poller& poller, FrameHandler& handler, const Transport& t
 
 Connection::~Connection() {
   if (fd_) poller_.remove(fd_.get());
+  if (reads_stream_) poller_.remove_memory(this);
 }
 
 void Connection::enqueue_raw(std::vector<uint8_t> bytes) { raw_ = std::move(bytes); }
@@ -95,16 +98,9 @@ void Connection::enqueue_control(const FrameHeader& header) {
 void Connection::on_event(uint32_t events) {
   if (broken_) return;
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0) {
-    if (finished_ || finishing_) {
-      discard();
-    } else {
-      if (paused_ && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0) drain();
-      size_t turn = 0;
-      for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) {
-        got = read_some();
-        if (drained_ && !hung_up_) break;  // to ask for more would be a call for nothing; epoll says when there is some
-      }
-    }
+    if (reads_stream_ && !finishing_) hear_ringing();
+    if (paused_ && !finishing_ && (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0) drain();
+    read_on();
   }
   if (!broken_ && (events & EPOLLOUT) != 0) {
     flush();
@@ -113,10 +109,29 @@ void Connection::on_event(uint32_t events) {
   settle();
 }
 
+void Connection::read_on() {
+  if (finishing_) return discard();
+  size_t turn = 0;
+  for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) {
+    got = read_some();
+    // To ask for more would be a call for nothing; epoll, or a look at the stream, says when there is some.
+    if (drained_ && !hung_up_ && !ended_) break;
+  }
+}
+
+bool Connection::ready() const { return (!paused_ || finishing_) && stream_->readable(); }
+
+void Connection::on_ready() {
+  read_on();
+  settle();
+}
+
 // Both sides go on where one of them had waited for room in a ring.
 void Connection::settle() {
   if (broken_ || finishing_) return;
-  if (rings_ != nullptr && rings_->is_open() && rings_->peer_waits()) {
+  const bool peer_waits = rings_ != nullptr && rings_->is_open() && rings_->peer_waits();
+  if (peer_waits && writes_stream_) ring();
+  if (peer_waits && !writes_stream_) {
     // Before what waits for room itself, but not in the middle of a frame.
     size_t begun = 0;
     for (size_t written = front_written_; written > 0; ++begun) written -= std::min(written, wire_bytes(out_[begun]));
@@ -139,6 +154,10 @@ size_t Connection::read_some() {
   if (ahead_begin_ == ahead_end_) ahead_begin_ = ahead_end_ = 0;
   parts[count++] = {ahead_.data() + ahead_end_, ahead_.size() - ahead_end_};
   const ssize_t got = receive(std::span(parts).first(count));
+  if (reads_stream_ && stream_->lied_to()) {
+    broken(kLied);
+    return 0;
+  }
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (got <= 0) {
     // A Unix socket is reset when its peer closes it and has not read everything.
@@ -159,13 +178,32 @@ size_t Connection::read_some() {
   return parse() ? static_cast<size_t>(got) : 0;
 }
 
-// Bytes, and the segment that a peer of the same host passes with them.
+// Bytes, and the segment that a peer of the same host passes with them. 0 at the end.
 ssize_t Connection::receive(std::span<iovec> parts) {
+  if (reads_stream_) {
+    const size_t got = stream_->read(parts);
+    errno = EAGAIN;
+    return got == 0 && !ended_ ? -1 : static_cast<ssize_t>(got);
+  }
   if (rings_ == nullptr || rings_->is_open()) return ::readv(fd_.get(), parts.data(), static_cast<int>(parts.size()));
   int file = -1;
   const ssize_t got = receive_with_file(fd_.get(), parts, &file);
   if (file >= 0) passed_ = Fd(file);
   return got;
+}
+
+// The peer looks at what was written, or at the room that was made. When its socket is full it will, anyway.
+void Connection::ring() {
+  const uint8_t byte = 0;
+  ::send(fd_.get(), &byte, sizeof(byte), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// The peer has rung, or is at its end.
+void Connection::hear_ringing() {
+  std::array<uint8_t, 64> bytes;
+  const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  go_on_ = go_on_ || got > 0;
+  ended_ = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
 }
 
 // The streamed payload is complete.
@@ -203,6 +241,22 @@ bool Connection::control_rings(const FrameHeader& header) {
       enqueue_control(readable);
       go_on_ = true;
     }
+    stream_.emplace(rings_->stream());
+    if (header.id == 1) {
+      FrameHeader stream;
+      stream.type = FrameType::kStream;
+      enqueue_control(stream);
+      go_on_ = true;
+    }
+    return true;
+  }
+  if (header.type == FrameType::kStream) {
+    if (!stream_ || reads_stream_ || to_go_ > 0) return false;
+    reads_stream_ = true;
+    poller_.add_memory(this);
+    ahead_begin_ = ahead_end_ = 0;  // what follows on the socket only rings
+    drained_ = false;               // and there may be something in the stream, or room
+    go_on_ = true;
     return true;
   }
   if (header.type == FrameType::kReadable) {
@@ -224,7 +278,7 @@ bool Connection::parse() {
     const std::span<const uint8_t, kFrameHeaderBytes> bytes(ahead_.data() + ahead_begin_, kFrameHeaderBytes);
     FrameHeader header;
     const bool known = decode(bytes, &header);
-    const bool about_rings = header.type >= FrameType::kRings && header.type <= FrameType::kReadable;
+    const bool about_rings = header.type >= FrameType::kRings && header.type <= FrameType::kStream;
     const bool in_order = about_rings || to_go_ == 0;  // between two pieces nothing else may come
     const bool needs_rings = header.shared || header.type == FrameType::kAt;
     if (!known || !in_order || (needs_rings && (rings_ == nullptr || !rings_->is_open()))) {
@@ -278,11 +332,8 @@ void Connection::resume() {
   if (!paused_ || broken_) return;
   paused_ = false;
   watch();
-  if (parse()) {
-    on_event(EPOLLIN);
-  } else {
-    settle();
-  }
+  if (parse()) read_on();  // ringing is left for who sleeps
+  settle();
 }
 
 void Connection::drain() {
@@ -323,25 +374,38 @@ size_t Connection::collect(std::span<iovec> parts) {
       parts[count++] = {const_cast<uint8_t*>(frame.payload) + in_payload, payload - in_payload};
     }
     skip = 0;
-    if (copies || frame.header.type == FrameType::kRings) break;  // a segment is passed with its own frame alone
+    // A segment is passed with its own frame alone, and behind the frame that says so all go through memory.
+    if (copies || frame.header.type == FrameType::kRings || frame.header.type == FrameType::kStream) break;
   }
   return count;
 }
 
-// One sendmsg of as many frames as fit. False when no more can go now.
+ssize_t Connection::send(std::span<iovec> parts) {
+  if (!writes_stream_) {
+    // This side's segment goes with the frame that announces it.
+    const bool announces = raw_.empty() && front_written_ == 0 && out_.front().header.type == FrameType::kRings;
+    return send_with_file(fd_.get(), parts, announces ? rings_->fd() : -1, MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  size_t sent = stream_->write(parts);
+  if (sent == 0) {
+    rings_->wait_for_room();
+    sent = stream_->write(parts);
+  }
+  if (stream_->finds_sleeper()) ring();
+  return static_cast<ssize_t>(sent);
+}
+
+// As many frames as fit. False when no more can go now.
 bool Connection::write_some() {
   std::array<iovec, 64> parts{};
   size_t count = 1;
   parts[0] = {raw_.data(), raw_.size()};
   if (raw_.empty()) count = collect(parts);
-  if (count == 0) {
-    if (rings_->lied_to()) broken("counts bytes that were never sent");
+  const ssize_t sent = count > 0 ? send(std::span(parts).first(count)) : 0;
+  if (sent == 0) {  // the ring is full, or the stream
+    if (rings_->lied_to() || (stream_ && stream_->lied_to())) broken(kLied);
     return false;
   }
-  // This side's segment goes with the frame that announces it.
-  const bool announces = raw_.empty() && front_written_ == 0 && out_.front().header.type == FrameType::kRings;
-  const ssize_t sent = send_with_file(fd_.get(), std::span(parts).first(count), announces ? rings_->fd() : -1,
-                                      MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) {
     socket_full_ = errno == EAGAIN || errno == EINTR;
     if (socket_full_) {
@@ -363,6 +427,7 @@ bool Connection::write_some() {
     out_bytes_ -= frame.header.streamed_bytes() + frame.piece_bytes;
     out_.pop_front();
     headers_.pop_front();
+    if (frame.header.type == FrameType::kStream) writes_stream_ = true;
     if (!finishing_ && frame.last_piece) handler_.on_sent(*this, frame);
     if (broken_) return false;
   }
@@ -410,6 +475,14 @@ void Connection::finish() {
 // After the end: what still arrives is read and dropped, so that closing does not reset what we have sent.
 void Connection::discard() {
   std::array<uint8_t, 65536> trash;
+  if (reads_stream_) {
+    const iovec all{trash.data(), trash.size()};
+    stream_->read(std::span(&all, 1));
+    if (rings_->peer_waits()) ring();
+    if (stream_->lied_to()) broken(kLied);
+    if (!finished_) flush();
+    if (broken_) return;
+  }
   for (int i = 0; i < 64; ++i) {
     const ssize_t got = ::read(fd_.get(), trash.data(), trash.size());
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -446,6 +519,8 @@ void Connection::broken(const std::string& reason) {
   if (broken_) return;
   broken_ = true;
   poller_.remove(fd_.get());
+  if (reads_stream_) poller_.remove_memory(this);
+  reads_stream_ = false;
   fd_.reset();
   handler_.on_broken(*this, reason);
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -66,7 +67,7 @@ class FrameHandler {
   ~FrameHandler() = default;
 };
 
-class Connection final : public Watcher {
+class Connection final : public Watcher, public MemoryWatcher {
  public:
   // Collectives send no larger frames.
   static constexpr uint64_t kSliceBytes = Rings::kPieceBytes;
@@ -111,12 +112,20 @@ class Connection final : public Watcher {
   void finish();
 
   void on_event(uint32_t events) override;
+  bool ready() const override;
+  void on_ready() override;
+  void fall_asleep() override { stream_->fall_asleep(); }
+  void wake_up() override { stream_->wake_up(); }
 
  private:
   static constexpr size_t kMostFrames = 32;
 
+  void read_on();
   size_t read_some();
   ssize_t receive(std::span<iovec> parts);
+  ssize_t send(std::span<iovec> parts);
+  void ring();
+  void hear_ringing();
   bool parse();
   void take_bytes();
   void take_piece();
@@ -139,6 +148,8 @@ class Connection final : public Watcher {
   std::unique_ptr<Rings> rings_;
   std::unique_ptr<Pulls> pulls_;  // there where rings are
   bool lends_ = false;
+  std::optional<Stream> stream_;  // there once both know each other's rings
+  bool reads_stream_ = false, writes_stream_ = false;
 
   // In: bytes read ahead, the frame being received, and where its payload goes.
   std::array<uint8_t, 8192> ahead_;
@@ -151,6 +162,7 @@ class Connection final : public Watcher {
   bool drained_ = false;  // the last read took all there was
   bool paused_ = false;
   bool hung_up_ = false;
+  bool ended_ = false;  // the socket's end was seen, and what is left is in memory
 
   // Out.
   std::deque<OutFrame> out_;
@@ -162,7 +174,7 @@ class Connection final : public Watcher {
   Clock::time_point limited_at_ = Clock::time_point::min();
   bool socket_full_ = false;
   Clock::time_point blocked_since_ = Clock::time_point::max();
-  bool go_on_ = false;  // the peer has made room in the ring, or is to be told of some
+  bool go_on_ = false;  // the peer has made room, or is to be told something
   bool finishing_ = false;
   bool finished_ = false;
   bool broken_ = false;

@@ -249,7 +249,7 @@ bool Engine::busy() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->busy(); });
 }
 
-void Engine::help(const std::atomic<bool>& done, Clock::time_point until, Patience patience) {
+void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds polls) {
   Entry entry(*this);
   if (helping_ || done || stopping_) return;
   helping_ = true;
@@ -264,8 +264,7 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, Patien
     changed_.wait(entry.lock(), [this] { return parked_; });
   }
   const Clock::time_point begin = Clock::now();
-  const bool polls = patience.polls.count() > 0 && !(patience.yields && begin < yields_from_);
-  Clock::time_point polls_until = polls ? begin + patience.polls : begin;
+  Clock::time_point polls_until = begin < yields_from_ ? begin : begin + polls;
   bool worked = true;  // posting may have left some: look before sleeping
   while (!done) {
     const Clock::time_point now = Clock::now();
@@ -277,7 +276,7 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, Patien
       if (done) break;
     }
     worked = turn(entry.lock(), timeout_ms);
-    if (worked || done || !patience.yields || now >= polls_until) continue;
+    if (worked || done || now >= polls_until) continue;
     if (!yield(entry.lock())) polls_until = now;
   }
 }
@@ -309,18 +308,18 @@ bool Engine::can_pull() const {
 }
 
 bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms) {
-  if (can_pull()) timeout_ms = 0;
+  if (can_pull() || (timeout_ms > 0 && !poller_.fall_asleep())) timeout_ms = 0;
   asleep_ = timeout_ms > 0;
+  const bool glances = timeout_ms == 0 && poller_.may_glance();
   lock.unlock();
   while (callers_.load() > 0) std::this_thread::yield();
-  const int count = poller_.wait(timeout_ms);
+  const int count = glances ? 0 : poller_.wait(timeout_ms);
   lock.lock();
   asleep_ = false;
-  poller_.dispatch(count);
-  bool pulled = false;
-  for (size_t i = 0; i < groups_.size(); ++i) pulled = groups_[i]->collectives().pull() || pulled;
+  bool worked = poller_.dispatch(count);
+  for (size_t i = 0; i < groups_.size(); ++i) worked = groups_[i]->collectives().pull() || worked;
   changed_.notify_all();
-  return count > 0 || pulled;
+  return worked;
 }
 
 // While callers poll, and for a moment after: the next one will come soon.

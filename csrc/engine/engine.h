@@ -36,13 +36,6 @@ struct EngineOptions {
   bool lend_all = false;  // large payload is pulled by ranks of one host also where that is slower
 };
 
-// How a caller that waits looks for events before it sleeps: for how long, and whether it lets others run between two
-// looks, because ranks have no core each.
-struct Patience {
-  std::chrono::microseconds polls{0};
-  bool yields = false;
-};
-
 class Engine {
  public:
   explicit Engine(const EngineOptions& options);
@@ -77,7 +70,8 @@ class Engine {
   // Somebody waits for it from now on: it ends within this time.
   void hurry(const std::shared_ptr<Message>& message, std::chrono::milliseconds timeout);
   // Does the progress thread's work until `done` or the time is over, or returns at once when another caller does.
-  void help(const std::atomic<bool>& done, Clock::time_point until, Patience patience);
+  // Looks for events for so long before it sleeps, and lets others have the core between two looks.
+  void help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds polls);
   std::string failure(const std::shared_ptr<Group>& group);
   // The same, for a caller with something of this title.
   std::string failure_of(const std::shared_ptr<Group>& group, const std::string& title);

@@ -1,5 +1,6 @@
 #include "engine/poller.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -30,19 +31,41 @@ void Poller::remove(int fd) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
+void Poller::add_memory(MemoryWatcher* memory) {
+  memories_.push_back(memory);
+  if (asleep_) memory->fall_asleep();  // it was a caller who read that there is a stream
+}
+
+bool Poller::fall_asleep() {
+  asleep_ = true;
+  for (MemoryWatcher* memory : memories_) memory->fall_asleep();
+  return std::none_of(memories_.begin(), memories_.end(), [](const auto* memory) { return memory->ready(); });
+}
+
 int Poller::wait(int timeout_ms) {
   const int count = ::epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()), timeout_ms);
   return count < 0 ? 0 : count;  // only a signal can do that
 }
 
-void Poller::dispatch(int count) {
+bool Poller::dispatch(int count) {
+  bool any = count > 0;
+  if (asleep_) {
+    for (MemoryWatcher* memory : memories_) memory->wake_up();
+    asleep_ = false;
+  }
   for (int i = 0; i < count; ++i) {
     auto* watcher = static_cast<Watcher*>(events_[static_cast<size_t>(i)].data.ptr);
     bool buried = false;
     for (const auto& grave : graves_) buried = buried || grave.get() == watcher;
     if (!buried && watcher != nullptr) watcher->on_event(events_[static_cast<size_t>(i)].events);
   }
+  for (size_t i = 0; i < memories_.size(); ++i) {  // which may change meanwhile: who is left out has the next turn
+    if (!memories_[i]->ready()) continue;
+    memories_[i]->on_ready();
+    any = true;
+  }
   graves_.clear();
+  return any;
 }
 
 }  // namespace paceline

@@ -18,9 +18,13 @@
 // On one host payload may be `shared`: then it does not follow, but lies in the sender's ring (transport/rings.h). The
 // first piece comes with the frame itself, and the rest with
 //
-//   rings     any -> any                    none          the sender's segment comes with this frame
+//   rings     any -> any                    none          the sender's segment comes with this frame; `id` is 1 if it
+//                                                         reads streams in memory
+//   stream    any -> any                    none          the last frame by the socket: all others come through memory
+//                                                         (transport/stream.h), and a byte by the socket says: look
 //   more      sender -> receiver            none          the next piece of the payload
-//   room      receiver -> sender            none          pieces were consumed
+//   room      receiver -> sender            none          pieces were consumed (a byte by the socket where there is a
+//                                                         stream in memory)
 //
 // Or the receiver pulls it from the sender's memory (transport/pulls.h), once it has said that it can:
 //
@@ -55,8 +59,9 @@ enum class FrameType : uint8_t {
   kMore = 14,
   kRoom = 15,
   kReadable = 16,
-  kAt = 17,
-  kPulled = 18,
+  kStream = 17,
+  kAt = 18,
+  kPulled = 19,
 };
 
 // The collectives by number; the names and their meaning are those of paceline.ir.collective.Kind.

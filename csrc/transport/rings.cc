@@ -35,6 +35,7 @@ struct Rings::Segment {
   alignas(kAlignment) std::atomic<uint64_t> consumed;      // of the other's ring, as a position
   alignas(kAlignment) std::atomic<uint64_t> times_waited;  // how often its owner has waited for room
   alignas(kAlignment) std::atomic<uint32_t> closed;
+  Stream::Side stream;
   alignas(4096) uint8_t bytes[kRingBytes];
 };
 
@@ -80,13 +81,15 @@ bool Rings::put(const uint8_t* bytes, size_t length) {
   const uint64_t end = after(at, length);
   if (!has_room(end)) {
     if (lied_to_) return false;
-    ours_->times_waited.store(++times_waited_);
+    wait_for_room();
     if (!has_room(end)) return false;  // the other may have consumed between the two, and not have seen us waiting
   }
   std::memcpy(ours_->bytes + at % kRingBytes, bytes, length);
   produced_ = end;
   return true;
 }
+
+void Rings::wait_for_room() { ours_->times_waited.store(++times_waited_); }
 
 const uint8_t* Rings::take(size_t length) {
   const uint64_t at = place(taken_, length);
@@ -102,6 +105,8 @@ bool Rings::peer_waits() {
   times_told_ = waited;
   return true;
 }
+
+Stream Rings::stream() const { return {ours_->stream, theirs_->stream}; }
 
 void Rings::close() { ours_->closed.store(1); }
 

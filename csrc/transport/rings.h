@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "common/fd.h"
+#include "transport/stream.h"
 
 namespace paceline {
 
@@ -35,11 +36,17 @@ class Rings {
   // The other side claims to have consumed what it cannot have.
   bool lied_to() const { return lied_to_; }
 
+  // Says that this side waits for room, in the ring or the stream; who says so looks once more.
+  void wait_for_room();
+
   // Where the next piece of the other side lies, until it is released.
   const uint8_t* take(size_t length);
   void release();
   // Whether the other side waits for room and was not told yet that there is some. Asked after pieces were released.
   bool peer_waits();
+
+  // Bytes between the same two, once both segments are known.
+  Stream stream() const;
 
   // Nothing more goes to the other side, and what was lent to it may change: it can see that, before this returns.
   void close();

@@ -11,6 +11,7 @@
 #include "transport/frame.h"
 #include "transport/handshake.h"
 #include "transport/pulls.h"
+#include "transport/stream.h"
 #include "transport/transport.h"
 
 namespace paceline::testing {
@@ -27,6 +28,8 @@ class Impostor {
   void send(const FrameHeader& header, std::span<const uint8_t> payload = {});
   // Passes a file as the segment of its payload, and where a word of its own lies, if it does.
   void share(int fd, const Pulls* pulls = nullptr);
+  // From now on what it sends goes through this stream of the segment it has shared, and rings.
+  void speak_through(const Stream& stream);
   // False when the stream ends or nothing comes for some seconds.
   bool receive(std::span<uint8_t> bytes);
   // The next frame that is none of those a rank may send at any time (posted, probe, rings, room, readable).
@@ -40,6 +43,7 @@ class Impostor {
  private:
   std::unique_ptr<Transport> transport_;
   Fd fd_;
+  std::optional<Stream> stream_;
 };
 
 }  // namespace paceline::testing

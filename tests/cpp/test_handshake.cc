@@ -77,7 +77,7 @@ TEST(Frame, RejectsWhatIsNoFrame) {
     broken[at] ^= 0x10;
     EXPECT_FALSE(read(broken, &got)) << at;
   }
-  for (const uint8_t type : {0, 19, 255}) {
+  for (const uint8_t type : {0, 20, 255}) {
     FrameBytes broken = bytes;
     broken[2] = type;
     EXPECT_FALSE(read(broken, &got)) << int{type};

@@ -2,6 +2,7 @@
 // process may not, and no operation may hang.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #include <functional>
 
@@ -188,6 +189,68 @@ TEST(Collectives, SharedMemory) {
   header.shared = true;
   impostor.send(header);
   EXPECT_EQ(pending.wait(5s), "");
+}
+
+// A segment of the test's own, whose stream nobody reads but who it is shared with.
+struct Speaker {
+  Rings rings, unread;
+  Speaker() { EXPECT_TRUE(rings.open(Fd(::dup(unread.fd())))); }
+};
+
+TEST(Collectives, StreamInMemory) {
+  Victim victim(true);
+  Impostor impostor = victim.impostor(Lane::kCollective);
+  const Speaker speaker;
+  impostor.share(speaker.rings.fd());
+  impostor.speak_through(speaker.rings.stream());
+  const Job job = to_zero(1000);
+  const Pending pending = victim.post(job);
+  impostor.send(data_frame(victim.call(), 4000, 0, 4000), random_bytes(4000, 1));
+  EXPECT_EQ(pending.wait(5s), "");
+}
+
+TEST(Collectives, StreamsThatMakeNoSense) {
+  using Say = std::function<void(Impostor&, const Speaker&)>;
+  const auto switches = [](Impostor& i, const Speaker& speaker) {
+    i.share(speaker.rings.fd());
+    i.speak_through(speaker.rings.stream());
+  };
+  const std::vector<std::pair<const char*, Say>> says = {
+      {"a stream before the segment",
+       [](Impostor& i, const Speaker& speaker) { i.speak_through(speaker.rings.stream()); }},
+      {"a stream twice",
+       [&](Impostor& i, const Speaker& speaker) {
+         switches(i, speaker);
+         i.speak_through(speaker.rings.stream());
+       }},
+      {"bytes that are no frame",
+       [&](Impostor& i, const Speaker& speaker) {
+         switches(i, speaker);
+         i.send(random_bytes(500, 3));
+       }},
+      {"more bytes than there are",
+       [&](Impostor& i, const Speaker& speaker) {
+         switches(i, speaker);
+         const uint64_t lie = uint64_t{1} << 40;
+         ASSERT_EQ(::pwrite(speaker.rings.fd(), &lie, sizeof(lie), 192), static_cast<ssize_t>(sizeof(lie)));
+         ASSERT_EQ(::send(i.fd(), "!", 1, MSG_NOSIGNAL), 1);
+       }},
+      {"half a frame, and the end",
+       [&](Impostor& i, const Speaker& speaker) {
+         switches(i, speaker);
+         i.send(std::vector<uint8_t>(30));
+         i.shut();
+       }},
+  };
+  for (const auto& [what, say] : says) {
+    Victim victim(true);
+    Impostor impostor = victim.impostor(Lane::kCollective);
+    const Speaker speaker;
+    const Job job = to_zero(1000);
+    const Pending pending = victim.post(job);
+    say(impostor, speaker);
+    EXPECT_TRUE(has(pending.wait(5s), "rank 1 (impostor)")) << what << ": " << pending.wait();
+  }
 }
 
 TEST(Errors, AreToldAndEnd) {

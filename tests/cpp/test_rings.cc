@@ -1,8 +1,10 @@
-// Payload through shared memory: order, room, and the other side's nonsense.
+// Payload and streams through shared memory: order, room, and the other side's nonsense.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <random>
@@ -65,15 +67,73 @@ TEST(Rings, OnlySealedSegmentsOfTheRightSizeAreMapped) {
   EXPECT_FALSE(rings.open(copy(other)));
 }
 
+// The counts at the beginning of a segment.
+constexpr off_t kConsumed = 0, kSent = 192, kReceived = 256;
+
+void lie(const Rings& rings, off_t where) {
+  const uint64_t count = uint64_t{1} << 40;
+  ASSERT_EQ(::pwrite(rings.fd(), &count, sizeof(count), where), static_cast<ssize_t>(sizeof(count)));
+}
+
 TEST(Rings, ACountThatCannotBeIsALie) {
   Rings rings, other;
   ASSERT_TRUE(rings.open(copy(other)));
-  uint64_t lie = uint64_t{1} << 40;
-  ASSERT_EQ(::pwrite(other.fd(), &lie, sizeof(lie), 0), static_cast<ssize_t>(sizeof(lie)));
+  lie(other, kConsumed);
   const std::vector<uint8_t> piece(Rings::kPieceBytes);
   while (rings.put(piece.data(), piece.size())) {
   }
   EXPECT_TRUE(rings.lied_to());
+}
+
+// Bytes in parts of any size, of which as many go as there is room for.
+TEST(Stream, BytesComeInOrder) {
+  const Pair pair;
+  Stream one = pair.one.stream(), other = pair.other.stream();
+  std::mt19937 random(2);
+  const std::vector<uint8_t> bytes = random_bytes(3 << 20, 4);
+  std::vector<uint8_t> got(bytes.size());
+  size_t sent = 0, received = 0;
+  const auto parts = [&random](uint8_t* from, size_t left) {
+    const size_t first = std::min<size_t>(left, random() % 5000),
+                 second = std::min<size_t>(left - first, random() % 40000);
+    return std::array<iovec, 2>{iovec{from, first}, iovec{from + first, second}};
+  };
+  while (received < bytes.size()) {
+    sent += one.write(parts(const_cast<uint8_t*>(bytes.data()) + sent, bytes.size() - sent));
+    ASSERT_LE(sent - received, Stream::kBytes);
+    EXPECT_EQ(other.readable(), sent > received);
+    received += other.read(parts(got.data() + received, bytes.size() - received));
+    ASSERT_LE(received, sent);
+  }
+  EXPECT_EQ(got, bytes);
+  EXPECT_FALSE(one.lied_to() || other.lied_to());
+}
+
+TEST(Stream, WhoSleepsIsWokenOnce) {
+  const Pair pair;
+  Stream one = pair.one.stream(), other = pair.other.stream();
+  EXPECT_FALSE(one.finds_sleeper());
+  for (int i = 0; i < 3; ++i) {
+    other.fall_asleep();
+    other.fall_asleep();
+    EXPECT_TRUE(one.finds_sleeper());
+    EXPECT_FALSE(one.finds_sleeper());
+    other.wake_up();
+    other.wake_up();
+    EXPECT_FALSE(one.finds_sleeper());
+  }
+}
+
+TEST(Stream, CountsThatCannotBeAreLies) {
+  uint8_t byte = 0;
+  const iovec part{&byte, 1};
+  for (const bool reads : {false, true}) {
+    const Pair pair;
+    Stream stream = pair.one.stream();
+    lie(pair.other, reads ? kSent : kReceived);
+    EXPECT_EQ(reads ? stream.read(std::span(&part, 1)) : stream.write(std::span(&part, 1)), 0u);
+    EXPECT_TRUE(stream.lied_to());
+  }
 }
 
 }  // namespace

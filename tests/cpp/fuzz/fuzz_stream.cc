@@ -23,7 +23,7 @@ void say(testing::Impostor& impostor, const Rings& rings, testing::Input& input,
   FrameHeader header;
   const uint8_t type = input.byte();
   if (type >= 0xf0) return impostor.send(input.take(input.byte()));  // no frame at all
-  header.type = static_cast<FrameType>(1 + type % 18);
+  header.type = static_cast<FrameType>(1 + type % 19);
   const uint8_t changed = input.byte();
   const bool collective = header.type <= FrameType::kPosted;
   const bool decides = header.type == FrameType::kArrived || header.type == FrameType::kDecided;
@@ -126,11 +126,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   };
   {
     testing::Impostor impostor(engine, shm);
-    const Rings rings;
+    Rings rings;
+    const Rings unread;
+    testing::require(rings.open(Fd(::dup(unread.fd()))), "a segment that cannot be mapped");
     testing::require(impostor.introduce(member, 0, messages ? Lane::kMessages : Lane::kCollective),
                      "a member that is not welcome");
     Call call = operation->call;
     call.schedule = awaits ? 0 : operation->program->digest();
+    if (shm && (choices & 128) != 0) {  // frames through memory
+      impostor.share(rings.fd());
+      impostor.speak_through(rings.stream());
+    }
     uint64_t moved = 0;
     const uint64_t chunk = operation->places[0].bytes;
     if ((choices & 16) != 0) say(impostor, rings, input, call, messages ? bytes : chunk, &moved);  // before the call
