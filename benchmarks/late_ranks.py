@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -192,7 +193,8 @@ def run(row: Row, reps: int, size_bytes: int, collectives: int) -> tuple[list[Tu
     env = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     with Lab(hosts=row.ranks) as lab:
         ranks = [host.popen(command, env=env, stdout=subprocess.PIPE, text=True) for host in lab.hosts]
-        said = [rank.communicate(timeout=900)[0].splitlines() for rank in ranks]
+        with ThreadPoolExecutor(row.ranks) as readers:  # all at once: a rank with a full pipe stops
+            said = list(readers.map(lambda rank: rank.communicate(timeout=900)[0].splitlines(), ranks))
     lines = [[json.loads(line) for line in text] for text in said]
     turns = []
     for same in zip(*[[line for line in mine if "times" in line] for mine in lines], strict=True):

@@ -17,9 +17,6 @@ constexpr uint64_t kMostEarlySharedBytes = 8 << 10;
 
 constexpr size_t kHistory = 256;
 
-// A send of an earlier step that makes no progress for so long does not keep others waiting: its receiver may be late.
-constexpr auto kGiveWay = std::chrono::milliseconds(20);
-
 // A collective that takes longer than this may be waiting for a rank that has called another one.
 constexpr auto kAskAfter = std::chrono::seconds(1);
 
@@ -130,149 +127,6 @@ uint64_t Collectives::limit(const Operation& operation, uint32_t index) const {
     }
   }
   return bytes;
-}
-
-// A read has bytes to send: queue it at its peer.
-void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t index) {
-  const Access& access = operation->program->accesses()[index];
-  Operation::Progress& progress = operation->progress[index];
-  const uint64_t ready = limit(*operation, index);
-  const uint64_t bytes = operation->places[access.chunk].bytes;
-  if (progress.queued || ready == progress.moved) return;
-  Connection* connection = group_.connection(access.peer, Lane::kCollective);
-  if (connection != nullptr && ready < bytes && ready - progress.moved < connection->slice_bytes()) return;
-  progress.queued = true;
-  // What belongs to an earlier step goes first, also when it became ready later: others wait for it.
-  std::deque<uint32_t>& queue = outgoing_[access.peer].queues[operation->seq].ready;
-  const std::vector<Access>& all = operation->program->accesses();
-  queue.insert(std::upper_bound(queue.begin(), queue.end(), index,
-                                [&](uint32_t a, uint32_t b) { return all[a].step < all[b].step; }),
-               index);
-  if (operation->program->in_order()) operation->sending.insert({access.step, index});
-  if (connection != nullptr) group_.mark(*connection);
-}
-
-// Frames of a later collective may overtake those of an earlier one only when the peer has called it: otherwise the
-// stream could stop at them while the peer waits for what is behind.
-void Collectives::on_room(Connection& connection) {
-  const auto found = outgoing_.find(connection.peer());
-  if (found == outgoing_.end()) return;
-  Outgoing& outgoing = found->second;
-  bool first = true;
-  for (auto entry = outgoing.queues.begin(); entry != outgoing.queues.end() && connection.has_room();) {
-    const uint64_t seq = entry->first;
-    if (!first && (seq > outgoing.posted || !connection.idle())) break;
-    const auto operation = operations_.find(seq);
-    if (operation == operations_.end()) break;
-    Outgoing::Queue& queue = entry->second;
-    while (!queue.ready.empty() && connection.has_room()) {
-      const uint32_t access = queue.ready.front();
-      if (gives_way(*operation->second, access)) break;
-      hand_over(connection, operation->second, access);
-      const Operation::Progress& progress = operation->second->progress[access];
-      if (progress.queued) continue;
-      queue.ready.pop_front();
-      if (progress.moved == operation->second->places[operation->second->program->accesses()[access].chunk].bytes) {
-        --queue.left;
-      }
-    }
-    if (queue.left == 0) {
-      entry = outgoing.queues.erase(entry);
-    } else {
-      first = false;
-      ++entry;
-    }
-  }
-}
-
-// One frame of a read's bytes; clears `queued` when nothing more is ready.
-void Collectives::hand_over(Connection& connection, const std::shared_ptr<Operation>& operation, uint32_t index) {
-  const Access& access = operation->program->accesses()[index];
-  const Place& place = operation->places[access.chunk];
-  Operation::Progress& progress = operation->progress[index];
-  const uint64_t ready = limit(*operation, index);
-  OutFrame frame;
-  FrameHeader& header = frame.header;
-  const uint8_t* from = (access.from_input ? place.input : place.work) + progress.moved;
-  if (progress.moved == 0) {  // one way for all its bytes
-    progress.lends = connection.lends() && group_.engine().worth_lending(from, place.bytes);
-  }
-  const bool lends = progress.lends;
-  header.type = lends ? FrameType::kAt : FrameType::kData;
-  header.id = access.wire;
-  header.seq = operation->seq;
-  header.offset = progress.moved;
-  header.length = lends ? ready - progress.moved : std::min(ready - progress.moved, connection.slice_bytes());
-  header.total = place.bytes;
-  header.call = operation->call;
-  if (lends) {
-    const auto address = reinterpret_cast<uint64_t>(from);
-    frame.owned.resize(sizeof(address));
-    std::memcpy(frame.owned.data(), &address, sizeof(address));
-    progress.lent += header.length;
-  } else {
-    frame.payload = from;
-    frame.owner = operation.get();
-  }
-  progress.moved += header.length;
-  progress.queued = progress.moved < ready;
-  connection.enqueue(std::move(frame));
-}
-
-// Whether a send waits for those of earlier steps: all that could go now, except to peers that take nothing.
-bool Collectives::gives_way(const Operation& operation, uint32_t index) {
-  const uint32_t step = operation.program->accesses()[index].step;
-  if (operation.sending.empty() || operation.sending.begin()->first >= step) return false;
-  const Clock::time_point now = Clock::now();
-  for (const auto& [earlier, access] : operation.sending) {
-    if (earlier >= step) return false;
-    const uint32_t peer = operation.program->accesses()[access].peer;
-    const Outgoing& outgoing = outgoing_[peer];
-    const bool first = outgoing.queues.empty() || outgoing.queues.begin()->first >= operation.seq;
-    if (!first && outgoing.posted < operation.seq) continue;  // as on_room has it
-    const Connection* connection = group_.connection(peer, Lane::kCollective);
-    if (connection == nullptr || connection->shares_memory()) continue;
-    const Clock::time_point since = connection->blocked_since();
-    if (since != Clock::time_point::max() && now - since > kGiveWay) continue;
-    give_way_until_ = now + kGiveWay;
-    return true;
-  }
-  return false;
-}
-
-void Collectives::let_others_send(const Operation& operation) {
-  for (const auto& [peer, outgoing] : outgoing_) {
-    const auto queue = outgoing.queues.find(operation.seq);
-    if (queue == outgoing.queues.end() || queue->second.ready.empty()) continue;
-    Connection* connection = group_.connection(peer, Lane::kCollective);
-    if (connection != nullptr) group_.mark(*connection);
-  }
-}
-
-Clock::time_point Collectives::tick(Clock::time_point now) {
-  if (now < give_way_until_) return give_way_until_;
-  give_way_until_ = Clock::time_point::max();
-  for (const auto& [seq, operation] : operations_) {
-    if (!operation->sending.empty()) let_others_send(*operation);
-  }
-  group_.flush_marked();
-  return give_way_until_;
-}
-
-void Collectives::on_sent(Connection& connection, const OutFrame& frame) {
-  const bool lent = frame.header.type == FrameType::kAt;
-  if (frame.header.type != FrameType::kData && !lent) return;
-  const std::shared_ptr<Operation> operation = find(frame.header.seq);  // held: this may be its last byte
-  if (operation == nullptr) return;
-  const Program::Peer* peer = operation->program->find_peer(connection.peer());
-  const uint32_t index = peer->sends[frame.header.id];
-  const Operation::Progress& progress = operation->progress[index];
-  if (operation->program->in_order() && !progress.queued &&
-      (lent || progress.done + frame.header.length == progress.moved)) {
-    operation->sending.erase({operation->program->accesses()[index].step, index});
-    let_others_send(*operation);
-  }
-  if (!lent) advance(operation, index, frame.header.length);  // otherwise when it was pulled
 }
 
 // An access has gone on by so many bytes: so may those that wait for it.
@@ -479,6 +333,10 @@ void Collectives::complete(const std::shared_ptr<Operation>& operation) {
   group_.engine().retire(operation);
   group_.engine().nudge();
   if (operations_.empty()) return;
+  for (const auto& [peer, outgoing] : outgoing_) {  // what waited for it
+    Connection* connection = outgoing.queues.empty() ? nullptr : group_.connection(peer, Lane::kCollective);
+    if (connection != nullptr) group_.mark(*connection);
+  }
   const std::shared_ptr<Operation> next = operations_.begin()->second;
   if (next->left == 0) complete(next);
 }

@@ -77,6 +77,7 @@ class Collectives {
   uint64_t limit(const Operation& operation, uint32_t access) const;
   void offer(const std::shared_ptr<Operation>& operation, uint32_t access);
   void hand_over(Connection& connection, const std::shared_ptr<Operation>& operation, uint32_t access);
+  bool expects(uint32_t peer, uint64_t seq) const;
   bool gives_way(const Operation& operation, uint32_t access);
   void let_others_send(const Operation& operation);
   void advance(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t bytes);

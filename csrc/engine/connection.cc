@@ -56,7 +56,7 @@ Connection::Connection(Poller& poller, FrameHandler& handler, const Transport& t
 
 Connection::~Connection() {
   if (fd_) poller_.remove(fd_.get());
-  if (reads_stream_) poller_.remove_memory(this);
+  poller_.remove_memory(this);
 }
 
 void Connection::enqueue_raw(std::vector<uint8_t> bytes) { raw_ = std::move(bytes); }
@@ -119,16 +119,21 @@ void Connection::read_on() {
   }
 }
 
-bool Connection::ready() const { return (!paused_ || finishing_) && stream_->readable(); }
+bool Connection::ready() const {
+  const bool news = reads_stream_ && (!paused_ || finishing_) && stream_->readable();
+  return news || (ring_full_ && rings_->made_room()) || (stream_full_ && stream_->made_room());
+}
 
 void Connection::on_ready() {
-  read_on();
+  go_on_ = go_on_ || ring_full_ || stream_full_;
+  if (reads_stream_) read_on();
   settle();
 }
 
 // Both sides go on where one of them had waited for room in a ring.
 void Connection::settle() {
-  if (broken_ || finishing_) return;
+  if (broken_) return;
+  if (finishing_) return flush();
   const bool peer_waits = rings_ != nullptr && rings_->is_open() && rings_->peer_waits();
   if (peer_waits && writes_stream_) ring();
   if (peer_waits && !writes_stream_) {
@@ -203,7 +208,9 @@ void Connection::hear_ringing() {
   std::array<uint8_t, 64> bytes;
   const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
   go_on_ = go_on_ || got > 0;
-  ended_ = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+  if (ended_ || (got < 0 && (errno == EAGAIN || errno == EINTR))) return;
+  ended_ = got <= 0;
+  if (ended_) stream_->end();
 }
 
 // The streamed payload is complete.
@@ -239,21 +246,20 @@ bool Connection::control_rings(const FrameHeader& header) {
       FrameHeader readable;
       readable.type = FrameType::kReadable;
       enqueue_control(readable);
-      go_on_ = true;
     }
     stream_.emplace(rings_->stream());
+    poller_.add_memory(this);
     if (header.id == 1) {
       FrameHeader stream;
       stream.type = FrameType::kStream;
       enqueue_control(stream);
-      go_on_ = true;
     }
+    go_on_ = true;
     return true;
   }
   if (header.type == FrameType::kStream) {
     if (!stream_ || reads_stream_ || to_go_ > 0) return false;
     reads_stream_ = true;
-    poller_.add_memory(this);
     ahead_begin_ = ahead_end_ = 0;  // what follows on the socket only rings
     drained_ = false;               // and there may be something in the stream, or room
     go_on_ = true;
@@ -279,7 +285,8 @@ bool Connection::parse() {
     FrameHeader header;
     const bool known = decode(bytes, &header);
     const bool about_rings = header.type >= FrameType::kRings && header.type <= FrameType::kStream;
-    const bool in_order = about_rings || to_go_ == 0;  // between two pieces nothing else may come
+    // Between two pieces nothing else may come, except why there will be no more.
+    const bool in_order = about_rings || to_go_ == 0 || header.type == FrameType::kError;
     const bool needs_rings = header.shared || header.type == FrameType::kAt;
     if (!known || !in_order || (needs_rings && (rings_ == nullptr || !rings_->is_open()))) {
       broken("sent bytes that are no frame");
@@ -343,7 +350,7 @@ void Connection::drain() {
 
 void Connection::flush() {
   if (broken_) return;
-  socket_full_ = false;
+  socket_full_ = ring_full_ = stream_full_ = false;
   for (;;) {
     if (!finishing_ && has_room()) handler_.on_room(*this);
     if (broken_ || (out_.empty() && raw_.empty())) break;
@@ -402,7 +409,8 @@ bool Connection::write_some() {
   parts[0] = {raw_.data(), raw_.size()};
   if (raw_.empty()) count = collect(parts);
   const ssize_t sent = count > 0 ? send(std::span(parts).first(count)) : 0;
-  if (sent == 0) {  // the ring is full, or the stream
+  if (sent == 0) {
+    (count == 0 ? ring_full_ : stream_full_) = true;
     if (rings_->lied_to() || (stream_ && stream_->lied_to())) broken(kLied);
     return false;
   }
@@ -478,10 +486,8 @@ void Connection::discard() {
   if (reads_stream_) {
     const iovec all{trash.data(), trash.size()};
     stream_->read(std::span(&all, 1));
-    if (rings_->peer_waits()) ring();
-    if (stream_->lied_to()) broken(kLied);
-    if (!finished_) flush();
-    if (broken_) return;
+    if (writes_stream_ && rings_->peer_waits()) ring();
+    if (stream_->lied_to()) return broken(kLied);
   }
   for (int i = 0; i < 64; ++i) {
     const ssize_t got = ::read(fd_.get(), trash.data(), trash.size());
@@ -494,8 +500,9 @@ void Connection::discard() {
 }
 
 void Connection::watch() {
-  const uint32_t events = EPOLLRDHUP | (paused_ && !finishing_ ? 0u : static_cast<uint32_t>(EPOLLIN)) |
-                          (socket_full_ ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+  const bool deaf = paused_ && !finishing_ && !reads_stream_;  // where there is a stream, the socket only rings
+  const uint32_t events =
+      EPOLLRDHUP | (deaf ? 0u : static_cast<uint32_t>(EPOLLIN)) | (socket_full_ ? static_cast<uint32_t>(EPOLLOUT) : 0u);
   if (events == watched_) return;
   watched_ = events;
   poller_.change(fd_.get(), events, this);
@@ -519,8 +526,7 @@ void Connection::broken(const std::string& reason) {
   if (broken_) return;
   broken_ = true;
   poller_.remove(fd_.get());
-  if (reads_stream_) poller_.remove_memory(this);
-  reads_stream_ = false;
+  poller_.remove_memory(this);
   fd_.reset();
   handler_.on_broken(*this, reason);
 }

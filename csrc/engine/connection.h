@@ -67,7 +67,7 @@ class FrameHandler {
   ~FrameHandler() = default;
 };
 
-class Connection final : public Watcher, public MemoryWatcher {
+class Connection final : public Watcher {
  public:
   // Collectives send no larger frames.
   static constexpr uint64_t kSliceBytes = Rings::kPieceBytes;
@@ -162,7 +162,7 @@ class Connection final : public Watcher, public MemoryWatcher {
   bool drained_ = false;  // the last read took all there was
   bool paused_ = false;
   bool hung_up_ = false;
-  bool ended_ = false;  // the socket's end was seen, and what is left is in memory
+  bool ended_ = false;  // the socket's end was seen, and what is left of the stream is in memory
 
   // Out.
   std::deque<OutFrame> out_;
@@ -175,6 +175,7 @@ class Connection final : public Watcher, public MemoryWatcher {
   bool socket_full_ = false;
   Clock::time_point blocked_since_ = Clock::time_point::max();
   bool go_on_ = false;  // the peer has made room, or is to be told something
+  bool ring_full_ = false, stream_full_ = false;
   bool finishing_ = false;
   bool finished_ = false;
   bool broken_ = false;

@@ -310,16 +310,16 @@ bool Engine::can_pull() const {
 bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   if (can_pull() || (timeout_ms > 0 && !poller_.fall_asleep())) timeout_ms = 0;
   asleep_ = timeout_ms > 0;
-  const bool glances = timeout_ms == 0 && poller_.may_glance();
+  const bool glances = timeout_ms == 0 && !worked_ && poller_.may_glance();
   lock.unlock();
   while (callers_.load() > 0) std::this_thread::yield();
   const int count = glances ? 0 : poller_.wait(timeout_ms);
   lock.lock();
   asleep_ = false;
-  bool worked = poller_.dispatch(count);
-  for (size_t i = 0; i < groups_.size(); ++i) worked = groups_[i]->collectives().pull() || worked;
+  worked_ = poller_.dispatch(count);
+  for (size_t i = 0; i < groups_.size(); ++i) worked_ = groups_[i]->collectives().pull() || worked_;
   changed_.notify_all();
-  return worked;
+  return worked_;
 }
 
 // While callers poll, and for a moment after: the next one will come soon.

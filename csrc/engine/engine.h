@@ -134,6 +134,7 @@ class Engine {
   Introductions introductions_;
   Bell bell_;
   bool asleep_ = false;  // whoever polls is in epoll
+  bool worked_ = false;  // the last turn had something to do
   bool parked_ = false;
   bool helping_ = false;
   bool attended_ = false;  // the progress thread is asked to poll at once

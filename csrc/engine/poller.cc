@@ -31,14 +31,19 @@ void Poller::remove(int fd) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
-void Poller::add_memory(MemoryWatcher* memory) {
-  memories_.push_back(memory);
-  if (asleep_) memory->fall_asleep();  // it was a caller who read that there is a stream
+void Poller::add_memory(Watcher* watcher) {
+  memories_.push_back(watcher);
+  if (asleep_) watcher->fall_asleep();  // it was a caller who found the memory
+}
+
+void Poller::bury(std::unique_ptr<Watcher> watcher) {
+  remove_memory(watcher.get());
+  graves_.push_back(std::move(watcher));
 }
 
 bool Poller::fall_asleep() {
   asleep_ = true;
-  for (MemoryWatcher* memory : memories_) memory->fall_asleep();
+  for (Watcher* memory : memories_) memory->fall_asleep();
   return std::none_of(memories_.begin(), memories_.end(), [](const auto* memory) { return memory->ready(); });
 }
 
@@ -50,7 +55,7 @@ int Poller::wait(int timeout_ms) {
 bool Poller::dispatch(int count) {
   bool any = count > 0;
   if (asleep_) {
-    for (MemoryWatcher* memory : memories_) memory->wake_up();
+    for (Watcher* memory : memories_) memory->wake_up();
     asleep_ = false;
   }
   for (int i = 0; i < count; ++i) {

@@ -22,7 +22,7 @@
 
 namespace paceline {
 
-constexpr uint16_t kProtocolVersion = 2;
+constexpr uint16_t kProtocolVersion = 3;
 
 using GroupId = std::array<uint8_t, 16>;
 using Secret = std::array<uint8_t, 32>;

@@ -49,7 +49,7 @@ Rings::Rings() : fd_(::memfd_create("paceline", MFD_CLOEXEC | MFD_ALLOW_SEALING)
 }
 
 Rings::~Rings() {
-  if (ours_ != nullptr) close();
+  if (ours_ != nullptr && ::getpid() == process_) close();
   if (ours_ != nullptr) ::munmap(ours_, sizeof(Segment));
   if (theirs_ != nullptr) ::munmap(const_cast<Segment*>(theirs_), sizeof(Segment));
 }
@@ -75,6 +75,8 @@ bool Rings::has_room(uint64_t end) {
   known_consumed_ = consumed;
   return end - known_consumed_ <= kRingBytes;
 }
+
+bool Rings::made_room() const { return theirs_->consumed.load() != known_consumed_; }
 
 bool Rings::put(const uint8_t* bytes, size_t length) {
   const uint64_t at = place(produced_, length);

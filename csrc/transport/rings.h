@@ -5,6 +5,8 @@
 // is read from the other's memory is trusted further than a count can be checked.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -33,6 +35,8 @@ class Rings {
 
   // Copies a piece to the other side. False when there is no room: then the other says when there is (peer_waits).
   bool put(const uint8_t* bytes, size_t length);
+  // Whether the other side has consumed something since that was asked last.
+  bool made_room() const;
   // The other side claims to have consumed what it cannot have.
   bool lied_to() const { return lied_to_; }
 
@@ -57,6 +61,7 @@ class Rings {
 
   bool has_room(uint64_t end);
 
+  const pid_t process_ = ::getpid();  // a forked child has the memory, but no say
   Fd fd_;
   Segment* ours_ = nullptr;
   const Segment* theirs_ = nullptr;

@@ -45,7 +45,7 @@ bool Stream::finds_sleeper() {
 }
 
 size_t Stream::read(std::span<const iovec> parts) {
-  const uint64_t sent = theirs_.sent.load();
+  const uint64_t sent = std::min(theirs_.sent.load(), end_);
   if (sent < received_ || sent - received_ > kBytes) lied_to_ = true;
   if (lied_to_) return 0;
   const auto copy = [this](uint8_t* to, uint64_t offset, size_t length) {

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -30,12 +31,16 @@ class Stream {
 
   // As many of these bytes as there is room for.
   size_t write(std::span<const iovec> parts);
+  // Whether the other side has received something since the last write.
+  bool made_room() const { return theirs_.received.load() != known_received_; }
   // Whether the other side must be woken to see what was written; true once for each of its sleeps.
   bool finds_sleeper();
 
   // As many bytes as are here and fit.
   size_t read(std::span<const iovec> parts);
-  bool readable() const { return theirs_.sent.load() != received_; }
+  bool readable() const { return std::min(theirs_.sent.load(), end_) != received_; }
+  // The other side is at its end: what it writes from now on is not read.
+  void end() { end_ = theirs_.sent.load(); }
   // Who falls asleep must ask `readable` afterwards.
   void fall_asleep() { turn(1); }
   void wake_up() { turn(0); }
@@ -52,6 +57,7 @@ class Stream {
   const Side& theirs_;
   uint64_t sent_ = 0, received_ = 0, sleeps_ = 0;
   uint64_t known_received_ = 0, woken_ = 0;
+  uint64_t end_ = UINT64_MAX;
   bool lied_to_ = false;
 };
 

@@ -92,6 +92,28 @@ TEST(Pulls, HugePagesAreKnown) {
   }
 }
 
+// Rank 1 has called two collectives when rank 0 calls the first, lends its memory, and waits before it calls the
+// second. That it was read must not be told behind what rank 0 does not want yet.
+TEST(Lending, NothingIsToldBehindALaterCollective) {
+  for (const uint64_t later : {uint64_t{50000}, kCount}) {  // through the ring, and lent
+    Ranks ranks(2, {true});
+    const Job before(swap_all_reduce(), Kind::kAllReduce, 2, 1, 0);  // they know each other's memory after it
+    const Pending ours = ranks.post(0, before.operation(0)), theirs = ranks.post(1, before.operation(1));
+    EXPECT_EQ(ours.wait() + theirs.wait(), "");
+    std::this_thread::sleep_for(50ms);
+    const Job first(swap_all_reduce(), Kind::kAllReduce, 2, kCount, 1);
+    const Job second(swap_all_reduce(), Kind::kAllReduce, 2, later, 2);
+    const Pending one = ranks.post(1, first.operation(1)), two = ranks.post(1, second.operation(1));
+    std::this_thread::sleep_for(50ms);
+    EXPECT_EQ(ranks.post(0, first.operation(0)).wait(10s), "");
+    EXPECT_EQ(ranks.post(0, second.operation(0)).wait(10s), "");
+    EXPECT_EQ(one.wait(10s), "");
+    EXPECT_EQ(two.wait(10s), "");
+    EXPECT_TRUE(first.right());
+    EXPECT_TRUE(second.right());
+  }
+}
+
 // Memory is lent to who has said that he can read it, and to nobody else.
 TEST(Lending, OnlyToWhoCanRead) {
   const Schedule to_one{"to one", 1, {{0, 0, 1, 0, 1, false}}};
