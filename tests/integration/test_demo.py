@@ -49,9 +49,9 @@ def _check(out: str, picture: Path) -> None:
 
 @pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 def test_in_the_lab(tmp_path: Path) -> None:
-    out = _demo(tmp_path, "--iterations", "4", "--late", "300ms", "--rate", "500mbit", "--place", "lab")
+    out = _demo(tmp_path, "--iterations", "4", "--late", "300ms", "--rate", "100mbit", "--place", "lab")
     _check(out, tmp_path / "demo.png")
-    assert "4 emulated hosts on links of 500 Mbit/s" in out
+    assert "4 emulated hosts on links of 100 Mbit/s" in out
     assert "allreduce, rank 3 late: stragglar" in out
     assert "reducescatter: " in out
 
