@@ -16,6 +16,7 @@ namespace {
 // back where it is a virtual one: who sleeps sooner makes the others sleep as well, again and again.
 constexpr std::chrono::microseconds kPolling = std::chrono::milliseconds(1);
 constexpr std::chrono::microseconds kPollingInTurns = std::chrono::microseconds(300);
+constexpr std::chrono::microseconds kPollingAlone = std::chrono::microseconds(100);
 
 // Beyond this a clock's nanoseconds would not do, and nobody waits.
 constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
@@ -34,10 +35,10 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
     // Ranks that can share memory are on one host, whatever it is called.
     hosts.push_back(address.shm.empty() ? address.host : address.shm.substr(0, address.shm.find(' ')));
   }
-  // Ranks that have no core each poll less: they take it in turns.
+  // Ranks that have no core each poll less: they take it in turns. So does who has only a network to wait for.
   const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<size_t>(rank)]);
   const bool in_turns = here > static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency());
-  polls_ = in_turns ? kPollingInTurns : kPolling;
+  polls_ = here == 1 ? kPollingAlone : in_turns ? kPollingInTurns : kPolling;
   try {
     Plans plans = settings_.make_planner(rank, size, part, hosts, [this](int to, int from, uint64_t bytes) {
       return exchange_seconds(to, from, bytes);
