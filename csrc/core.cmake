@@ -19,6 +19,7 @@ add_library(paceline_core STATIC
   ${CMAKE_CURRENT_LIST_DIR}/engine/pulling.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/scratch.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/sending.cc
+  ${CMAKE_CURRENT_LIST_DIR}/engine/sharing.cc
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce.cc
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_portable.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/frame.cc

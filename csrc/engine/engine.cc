@@ -22,9 +22,10 @@ constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 // After a caller has polled, the progress thread waits this long for the next one before it polls itself.
 constexpr auto kEncore = std::chrono::milliseconds(10);
 
-// A core that is yielded for longer was taken by somebody who computes, which will go on for a while.
+// A core that is yielded for longer was taken by somebody who computes, which may go on for a while: nobody polls for
+// so long, and twice as long each time it is found again.
 constexpr auto kLongYield = std::chrono::microseconds(1000);
-constexpr auto kComputing = std::chrono::milliseconds(100);
+constexpr std::chrono::milliseconds kComputing{5}, kLongestComputing{160};
 
 // Below this a ring that stays in cache is faster than a pull: the kernel pins every page, and the sender waits for it.
 constexpr uint64_t kLeastLentBytes = 1 << 20;
@@ -276,7 +277,11 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::c
       if (done) break;
     }
     worked = turn(entry.lock(), timeout_ms);
-    if (worked || done || now >= polls_until) continue;
+    if (now >= polls_until) continue;
+    if (worked || done) {
+      computing_ = {};
+      continue;
+    }
     if (!yield(entry.lock())) polls_until = now;
   }
 }
@@ -290,7 +295,8 @@ bool Engine::yield(std::unique_lock<std::mutex>& lock) {
   const Clock::time_point end = Clock::now();
   lock.lock();
   if (end - begin < kLongYield) return true;
-  yields_from_ = end + kComputing;
+  computing_ = std::clamp(2 * computing_, kComputing, kLongestComputing);
+  yields_from_ = end + computing_;
   return false;
 }
 

@@ -139,7 +139,8 @@ class Engine {
   bool helping_ = false;
   bool attended_ = false;  // the progress thread is asked to poll at once
   Clock::time_point helped_at_;
-  Clock::time_point yields_from_;  // others need the cores until then
+  Clock::time_point yields_from_;           // others need the cores until then
+  std::chrono::milliseconds computing_{0};  // for how long, when that was found last
   std::condition_variable unparked_;
   std::vector<std::shared_ptr<Group>> groups_;
   bool stopping_ = false;

@@ -20,6 +20,9 @@ from paceline.errors import UsageError
 _optimizer_of: Any = WeakIdKeyDictionary()
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _watching = False
+_changes = 0
+_found_right: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+"""Optimizers that were looked at: after how many changes of ownership, with how many parameters."""
 
 
 def check_free(module: nn.Module) -> None:
@@ -32,7 +35,8 @@ def check_free(module: nn.Module) -> None:
 
 def own(module: nn.Module, optimizer: Optimizer) -> None:
     """From now on this module's parameters are this optimizer's."""
-    global _watching
+    global _watching, _changes
+    _changes += 1
     for parameter in module.parameters():
         _optimizer_of[parameter] = weakref.ref(optimizer)
     for part in module.modules():
@@ -46,6 +50,8 @@ def own(module: nn.Module, optimizer: Optimizer) -> None:
 
 def disown(module: nn.Module) -> None:
     """The module is nobody's again."""
+    global _changes
+    _changes += 1
     for parameter in module.parameters():
         _optimizer_of.pop(parameter, None)
     for part in module.modules():
@@ -53,6 +59,9 @@ def disown(module: nn.Module) -> None:
 
 
 def _check_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    now = _changes, sum(len(group["params"]) for group in optimizer.param_groups)
+    if _found_right.get(optimizer) == now:
+        return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             owner = _optimizer_of.get(parameter)
@@ -61,6 +70,7 @@ def _check_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
                     "this optimizer has parameters of a DataParallel made with another optimizer: use one optimizer "
                     "with several parameter groups"
                 )
+    _found_right[optimizer] = now
 
 
 def _check_parameter(module: nn.Module, name: str, parameter: object) -> None:

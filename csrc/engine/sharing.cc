@@ -1,0 +1,99 @@
+// Connections to ranks of the same host: memory that both share, and a socket that only rings.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "engine/connection.h"
+
+namespace paceline {
+
+bool Connection::ready() const {
+  const bool news = reads_stream_ && (!paused_ || finishing_) && stream_->readable();
+  return news || (ring_full_ && rings_->made_room()) || (stream_full_ && stream_->made_room());
+}
+
+void Connection::on_ready() {
+  go_on_ = go_on_ || ring_full_ || stream_full_;
+  if (reads_stream_) read_on();
+  settle();
+}
+
+// The peer looks at what was written, or at the room that was made. When its socket is full it will, anyway.
+void Connection::ring() {
+  const uint8_t byte = 0;
+  ::send(fd_.get(), &byte, sizeof(byte), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// The peer has rung, or is at its end.
+void Connection::hear_ringing() {
+  std::array<uint8_t, 64> bytes;
+  const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  go_on_ = go_on_ || got > 0;
+  if (ended_ || (got < 0 && (errno == EAGAIN || errno == EINTR))) return;
+  ended_ = got <= 0;
+  if (ended_) stream_->end();
+}
+
+// The next piece of a shared payload.
+void Connection::take_piece() {
+  const uint64_t length = std::min<uint64_t>(to_go_, Rings::kPieceBytes);
+  const uint8_t* bytes = rings_->take(length);
+  const bool copied = to_ != nullptr;
+  if (copied) {
+    std::memcpy(to_, bytes, length);
+    to_ += length;
+  }
+  to_go_ -= length;
+  if (to_go_ == 0) {
+    const FrameHeader header = header_;
+    handler_.on_frame(*this, header, copied ? nullptr : bytes);
+  }
+  rings_->release();
+}
+
+// Frames about the rings themselves. False when they make no sense.
+bool Connection::control_rings(const FrameHeader& header) {
+  if (header.type == FrameType::kRings) {
+    const Fd passed = std::move(passed_);
+    if (rings_ == nullptr || !passed || !rings_->open(passed)) return false;
+    if (lane_ == Lane::kCollective && pulls_->find(header.offset, header.seq)) {
+      FrameHeader readable;
+      readable.type = FrameType::kReadable;
+      enqueue_control(readable);
+    }
+    stream_.emplace(rings_->stream());
+    poller_.add_memory(this);
+    if (header.id == 1) {
+      FrameHeader stream;
+      stream.type = FrameType::kStream;
+      enqueue_control(stream);
+    }
+    go_on_ = true;
+    return true;
+  }
+  if (header.type == FrameType::kStream) {
+    if (!stream_ || reads_stream_ || to_go_ > 0) return false;
+    reads_stream_ = true;
+    ahead_begin_ = ahead_end_ = 0;  // what follows on the socket only rings
+    drained_ = false;               // and there may be something in the stream, or room
+    go_on_ = true;
+    return true;
+  }
+  if (header.type == FrameType::kReadable) {
+    lends_ = rings_ != nullptr;
+    return lends_;
+  }
+  if (header.type == FrameType::kRoom) {
+    go_on_ = true;
+    return rings_ != nullptr;
+  }
+  if (to_go_ == 0) return false;
+  take_piece();
+  return true;
+}
+
+}  // namespace paceline
