@@ -110,7 +110,7 @@ def _measure(run: _Run, num_ranks: int, lab: Lab | None) -> None:
         replace(one, environment={**_links(one, lab), **one.environment}) for one in (base.subject, *base.peers)
     ]
     if sweep == "pieces":
-        contenders = [_cut(contenders[0], pieces) for pieces in PIECES] + contenders[1:]
+        contenders = [_cut(contenders[0], late_s, pieces) for pieces in PIECES] + contenders[1:]
     with crews(contenders, num_ranks, lab=lab, timeout_s=base.timeout_s) as started:
         run.crews += started
         for size in base.sizes:
@@ -148,10 +148,11 @@ def late_contender(name: str, late_s: Mapping[int, float], algorithm: str | None
     return Contender(name, environment)
 
 
-def _cut(contender: Contender, pieces: int) -> Contender:
-    """The same algorithm, cut in so many pieces."""
+def _cut(contender: Contender, late_s: Mapping[int, float], pieces: int) -> Contender:
+    """The same algorithm, cut in so many pieces, and told who is late."""
     algorithm = contender.environment.get("PACELINE_ALGORITHM", "allreduce:stragglar").partition("/")[0]
-    environment = {**contender.environment, "PACELINE_ALGORITHM": f"{algorithm}/{pieces}"}
+    told = late_contender(contender.name, late_s, f"{algorithm}/{pieces}").environment
+    environment = {**contender.environment, **told}
     backend = contender.backend or contender.name
     return replace(contender, name=f"{contender.name} k={pieces}", environment=environment, backend=backend)
 

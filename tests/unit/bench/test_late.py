@@ -54,8 +54,10 @@ def test_contenders_by_name() -> None:
         "allreduce:ring",
     )
     assert (messages.backend, messages.messages) == ("gloo", True)
-    cut = _cut(late_contender("messages", {3: 1.0}, "late_ranks"), 4)
+    cut = _cut(late_contender("messages", {3: 1.0}, "late_ranks"), {3: 1.0}, 4)
     assert (cut.name, cut.backend, cut.environment["PACELINE_ALGORITHM"]) == ("messages k=4", "gloo", "late_ranks/4")
+    told = _cut(late_contender("paceline", {3: 1.0}), {3: 1.0}, 8)
+    assert told.environment == {"PACELINE_ALGORITHM": "allreduce:stragglar/8", "PACELINE_LATE": "3"}
 
 
 def _question(operation: Operation = Operation.ALL_REDUCE) -> Question:
