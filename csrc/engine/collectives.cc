@@ -96,6 +96,9 @@ void Collectives::start(const std::shared_ptr<Operation>& operation) {
       group_.mark(*connection);
     }
   }
+  for (uint32_t i = 0; program.in_order() && i < program.accesses().size(); ++i) {
+    if (program.accesses()[i].write) operation->expecting.insert({program.accesses()[i].step, i});
+  }
   for (uint32_t i = 0; i < program.accesses().size(); ++i) {
     const Access& access = program.accesses()[i];
     if (!access.write && access.previous_write < 0) offer(operation, i);
@@ -142,7 +145,9 @@ void Collectives::advance(const std::shared_ptr<Operation>& operation, uint32_t 
     }
     if (!group_.failure().empty()) return;
   }
-  if (progress.done == operation->places[accesses[index].chunk].bytes && --operation->left == 0) complete(operation);
+  if (progress.done != operation->places[accesses[index].chunk].bytes) return;
+  if (accesses[index].write && operation->program->in_order()) on_received(operation, index);
+  if (--operation->left == 0) complete(operation);
 }
 
 FrameHandler::Verdict Collectives::on_header(Connection& connection, const FrameHeader& header, uint8_t** to) {

@@ -76,6 +76,8 @@ class Collectives {
   void start(const std::shared_ptr<Operation>& operation);
   uint64_t limit(const Operation& operation, uint32_t access) const;
   void offer(const std::shared_ptr<Operation>& operation, uint32_t access);
+  static bool in_round(const Operation& operation, uint32_t step);
+  void on_received(const std::shared_ptr<Operation>& operation, uint32_t access);
   void hand_over(Connection& connection, const std::shared_ptr<Operation>& operation, uint32_t access);
   bool expects(uint32_t peer, uint64_t seq) const;
   bool gives_way(const Operation& operation, uint32_t access);

@@ -73,6 +73,8 @@ struct Operation {
   uint32_t left = 0;               // accesses not done
   // Of a program that sends in order: reads with bytes that are ready, and not with the kernel yet, by step.
   std::set<std::pair<uint32_t, uint32_t>> sending;
+  // Of such a program: writes that are not done, and reads that wait for some of them, by step (see `in_round`).
+  std::set<std::pair<uint32_t, uint32_t>> expecting, held;
 
   // Bytes that have arrived before they may be written, or that lie with the peer, to be pulled.
   struct Block {

@@ -13,6 +13,10 @@ namespace {
 // A send of an earlier step that makes no progress for so long does not keep others waiting: its receiver may be late.
 constexpr auto kGiveWay = std::chrono::milliseconds(20);
 
+// How many steps a program that lives by its rounds may send ahead of what it has received, for each rank. Fewer leave
+// ports idle; with no limit at all, ranks that fell behind stayed behind, and an exchange could take 1.5 times as long.
+constexpr uint32_t kRoundsAhead = 2;
+
 }  // namespace
 
 // A read has bytes to send: queue it at its peer.
@@ -22,6 +26,10 @@ void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t in
   const uint64_t ready = limit(*operation, index);
   const uint64_t bytes = operation->places[access.chunk].bytes;
   if (progress.queued || ready == progress.moved) return;
+  if (!in_round(*operation, access.step)) {
+    operation->held.insert({access.step, index});
+    return;
+  }
   Connection* connection = group_.connection(access.peer, Lane::kCollective);
   if (connection != nullptr && ready < bytes && ready - progress.moved < connection->slice_bytes()) return;
   progress.queued = true;
@@ -33,6 +41,26 @@ void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t in
                index);
   if (operation->program->in_order()) operation->sending.insert({access.step, index});
   if (connection != nullptr) group_.mark(*connection);
+}
+
+// Whether a send is near enough to what this rank has still to receive. Who is ahead waits, as what it would send
+// takes the receiver's port from those that are behind, and puts them further behind. The earliest step of all that
+// are not done is near enough on every rank, so nobody waits for ever.
+bool Collectives::in_round(const Operation& operation, uint32_t step) {
+  const uint64_t ahead = uint64_t{kRoundsAhead} * operation.program->num_ranks();
+  return operation.expecting.empty() || step <= operation.expecting.begin()->first + ahead;
+}
+
+// A write is done: reads that were held may go.
+void Collectives::on_received(const std::shared_ptr<Operation>& operation, uint32_t index) {
+  const uint32_t step = operation->program->accesses()[index].step;
+  const bool first = operation->expecting.begin()->second == index;
+  operation->expecting.erase({step, index});
+  while (first && !operation->held.empty() && in_round(*operation, operation->held.begin()->first)) {
+    const uint32_t next = operation->held.begin()->second;
+    operation->held.erase(operation->held.begin());
+    offer(operation, next);
+  }
 }
 
 // Frames of a later collective may overtake those of an earlier one only when the peer has called it: otherwise the

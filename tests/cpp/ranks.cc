@@ -21,10 +21,20 @@ std::shared_ptr<const Program> Schedule::program(uint32_t rank, uint32_t num_ran
       rows.push_back({transfer.step, transfer.from, transfer.chunk, transfer.count, true, transfer.reduce});
     }
   }
-  return std::make_shared<Program>(rank, num_ranks, num_chunks, std::hash<std::string>{}(name), name, rows);
+  return std::make_shared<Program>(rank, num_ranks, num_chunks, std::hash<std::string>{}(name), name, rows,
+                                   in_order);
 }
 
 Schedule swap_all_reduce() { return {"swap", 1, {{0, 0, 1, 0, 1, true}, {0, 1, 0, 0, 1, true}}}; }
+
+Schedule swap_in_rounds(uint32_t num_chunks) {
+  Schedule schedule{"swap in rounds", num_chunks, {}, true};
+  for (uint32_t chunk = 0; chunk < num_chunks; ++chunk) {
+    schedule.transfers.push_back({chunk, 0, 1, chunk, 1, true});
+    schedule.transfers.push_back({chunk, 1, 0, chunk, 1, true});
+  }
+  return schedule;
+}
 
 Schedule ring_all_reduce(uint32_t n) {
   Schedule schedule{"ring", n, {}};

@@ -37,11 +37,13 @@ struct Schedule {
   std::string name;
   uint32_t num_chunks = 1;
   std::vector<Transfer> transfers;
+  bool in_order = false;
 
   std::shared_ptr<const Program> program(uint32_t rank, uint32_t num_ranks) const;
 };
 
 Schedule swap_all_reduce();                                         // two ranks, one step: both send, both add
+Schedule swap_in_rounds(uint32_t num_chunks);                       // the same, a chunk a step, sent in order
 Schedule ring_all_reduce(uint32_t num_ranks);                       // 2 (n - 1) steps, n chunks
 Schedule direct_all_reduce(uint32_t num_ranks);                     // one step: all to all, all add
 Schedule chain_broadcast(uint32_t num_ranks, uint32_t num_chunks);  // from rank 0 down the line

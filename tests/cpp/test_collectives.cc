@@ -159,6 +159,20 @@ TEST_P(Transports, ALateRankFindsWhatCameBefore) {
   for (const auto& job : jobs) EXPECT_TRUE(job->right());
 }
 
+// Rank 0 could send all its chunks at once, and may send only those of the first rounds until it hears of rank 1.
+TEST_P(Transports, WhoIsAheadWaitsForItsRound) {
+  Ranks ranks(2, options());
+  for (const uint64_t count : counts(40)) {
+    const Job job(swap_in_rounds(40), Kind::kAllReduce, 2, count, 5);
+    const Pending ahead = ranks.post(0, job.operation(0));
+    std::this_thread::sleep_for(2ms);
+    const Pending late = ranks.post(1, job.operation(1));
+    ASSERT_EQ(ahead.wait(), "");
+    ASSERT_EQ(late.wait(), "");
+    ASSERT_TRUE(job.right());
+  }
+}
+
 // A rank that has done its part may leave at once; the others still finish. Rank 2 comes late, so that rank 1 has what
 // rank 0 sent, and cannot write it before rank 2 has read what was there.
 TEST_P(Transports, ARankMayLeaveWhenItsPartIsDone) {

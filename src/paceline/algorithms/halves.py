@@ -7,11 +7,13 @@ from paceline.ir.collective import Collective, Kind
 from paceline.ir.transfers import Transfers
 
 
-def from_all_gather(collective: Collective, num_chunks: int, gather: Transfers) -> Draft:
-    """The schedule of this collective that a given all-gather implies."""
+def from_all_gather(
+    collective: Collective, num_chunks: int, gather: Transfers, scatter: Transfers | None = None
+) -> Draft:
+    """The schedule of this collective that a given all-gather implies; its reduce-scatter may be given too."""
     if collective.kind is Kind.ALL_GATHER:
         return num_chunks, gather
-    scatter = gather.mirrored(reduce=True)
+    scatter = gather.mirrored(reduce=True) if scatter is None else scatter
     if collective.kind is Kind.REDUCE_SCATTER:
         return num_chunks, scatter
     return num_chunks, Transfers.sequence([scatter, gather])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.algorithms.chain import chain_broadcast
 from paceline.algorithms.direct import direct_all_gather
 from paceline.algorithms.registry import Draft, algorithm
-from paceline.algorithms.ring import ring_all_gather
+from paceline.algorithms.ring import ring_all_gather, ring_reduce_scatter
 from paceline.errors import UsageError
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.transfers import Transfer, Transfers
@@ -41,12 +41,10 @@ def _all_reduce(members: list[list[int]], pieces: int) -> Draft:
     width = num_hosts * pieces
     columns = [list(range(j * width, (j + 1) * width)) for j in range(num_columns)]
     inside = _spread_inside(members, columns)
-    ring = ring_all_gather(num_hosts, pieces) if num_hosts > 1 else Transfers.none()
+    halves = [ring_reduce_scatter(num_hosts, pieces), ring_all_gather(num_hosts, pieces)] if num_hosts > 1 else []
+    ring = Transfers.sequence(halves)
     across = [
-        Transfers.sequence([ring.mirrored(reduce=True), ring]).relabelled(
-            ranks=[host[j] for host in members], chunks=columns[j]
-        )
-        for j in range(num_columns)
+        ring.relabelled(ranks=[host[j] for host in members], chunks=columns[j]) for j in range(num_columns)
     ]
     parts = [inside.mirrored(reduce=True), Transfers.overlay(across), inside]
     return num_columns * width, Transfers.sequence(parts)

@@ -11,13 +11,29 @@ from paceline.ir.transfers import Transfers
 
 
 def ring_all_gather(num_ranks: int, pieces: int) -> Transfers:
-    """Chunks [r * pieces, (r + 1) * pieces) go once round the ring, from rank r to rank r - 1."""
+    """Chunks [r * pieces, (r + 1) * pieces) go once round the ring, from rank r upwards to rank r - 1."""
     hop, owner, piece = np.ogrid[: num_ranks - 1, :num_ranks, :pieces]
     return Transfers(
         step=hop * pieces + piece,
         source=(owner + hop) % num_ranks,
         destination=(owner + hop + 1) % num_ranks,
         chunk=owner * pieces + piece,
+    )
+
+
+def ring_reduce_scatter(num_ranks: int, pieces: int) -> Transfers:
+    """Chunks [r * pieces, (r + 1) * pieces) go once round the ring, from rank r + 1 upwards to rank r, and add up.
+
+    The same way round as the all-gather: so each port hears one neighbour only, also in an all-reduce of which some
+    ranks are in the second half already. Two that send to one port fill its queue until it drops.
+    """
+    hop, owner, piece = np.ogrid[: num_ranks - 1, :num_ranks, :pieces]
+    return Transfers(
+        step=hop * pieces + piece,
+        source=(owner + hop + 1) % num_ranks,
+        destination=(owner + hop + 2) % num_ranks,
+        chunk=owner * pieces + piece,
+        reduce=True,
     )
 
 
@@ -31,4 +47,7 @@ def ring(collective: Collective, *, pieces: int = 1) -> Draft:
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
     """
-    return from_all_gather(collective, collective.num_ranks * pieces, ring_all_gather(collective.num_ranks, pieces))
+    ranks = collective.num_ranks
+    return from_all_gather(
+        collective, ranks * pieces, ring_all_gather(ranks, pieces), ring_reduce_scatter(ranks, pieces)
+    )

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.bench.rank_process.messages import Prepare, Ready, Setup
 from paceline.bench.training.profile import load_profile, uniform_profile
-from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, groups_of
+from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, calibrate, groups_of, train_once
 from paceline.bench.training.scaling import Scale
 from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, VARIABLE, Job
 from paceline.errors import UsageError
@@ -39,6 +39,7 @@ class ReplayRank:
         versions = {"paceline": version("paceline")} if setup.backend == "paceline" else {}
         self.ready = Ready(self.rank, self.num_ranks, {**versions, "torch": str(torch.__version__)})
         self.barrier: Callable[[], object] = dist.barrier
+        self.between_s: float | None = None
         self.replay: ReplayModel | None = None
         self.model: nn.Module | None = None
         self.inputs = torch.zeros(1)
@@ -47,7 +48,9 @@ class ReplayRank:
         """Wrap the model with buckets of ``count`` bytes, and count wrong weights after some steps without sleep."""
         self.model = None  # the old one's hooks go first
         groups = groups_of(self.profile, order.count) if self.job.strategy == "fsdp2" else None
-        self.replay = ReplayModel(self.profile, self.rank, groups)
+        if self.between_s is None:
+            self.between_s = calibrate(self.profile, self.rank)
+        self.replay = ReplayModel(self.profile, self.rank, groups, self.between_s)
         self.model, self.optimizer = wrap(self.job.strategy, self.replay, order.count)
         self.replay.pace.enabled = order.count == AUTO_BYTES  # a search measures iterations from the first on
         for _ in range(CHECKED_STEPS):
@@ -58,9 +61,7 @@ class ReplayRank:
     def run(self) -> None:
         """One iteration."""
         assert self.model is not None
-        self.optimizer.zero_grad()
-        self.model(self.inputs).sum().backward()
-        self.optimizer.step()
+        train_once(self.model, self.optimizer, self.inputs)
 
     def close(self) -> None:
         """Leave the group."""

@@ -1,8 +1,9 @@
 """A module that takes the time of a model's layers and makes gradients of their sizes, without its arithmetic.
 
 Layers sleep, so that more ranks than cores compute side by side. What a layer slept too long, because a core was not
-free at once, the next one sleeps less; making the gradients is part of the layer's time. Gradients are known, so that
-it can be told what the weights must be after some steps.
+free at once, the next one sleeps less; making the gradients is part of the layer's time. So is what PyTorch and SGD do
+between layers, once :func:`calibrate` has found out how long that takes: an iteration of the bare module lasts as long
+as the profile says. Gradients are known, so that it can be told what the weights must be after some steps.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from paceline.bench.training.profile import LayerProfile, Profile
@@ -21,20 +23,22 @@ SHORTEST_SLEEP_S = 0.5e-3
 
 LEARNING_RATE = 2.0**-10
 _VALUES = 5
+_CALIBRATED_STEPS = 5
 
 
 class Pace:
     """How much time the layers so far should have taken, and have not."""
 
-    def __init__(self) -> None:
+    def __init__(self, between_s: float = 0.0) -> None:
+        self.between_s = between_s
         self.owed_s = 0.0
         self.enabled = True
 
     def spend(self, seconds: float, began_s: float) -> None:
-        """Let this much time pass since a moment."""
+        """Let this much time pass since a moment, less what passes between layers."""
         if not self.enabled:
             return
-        self.owed_s += seconds
+        self.owed_s += seconds - self.between_s
         left_s = self.owed_s - (time.perf_counter() - began_s)
         if left_s >= SHORTEST_SLEEP_S:
             time.sleep(left_s)
@@ -83,8 +87,10 @@ class ReplayLayer(nn.Module):
 class ReplayModel(nn.Sequential):
     """Groups of layers: one for all of them, or as a strategy wants to cut the model."""
 
-    def __init__(self, profile: Profile, rank: int, groups: Sequence[Sequence[int]] | None = None) -> None:
-        pace, index, layers = Pace(), 0, []
+    def __init__(
+        self, profile: Profile, rank: int, groups: Sequence[Sequence[int]] | None = None, between_s: float = 0.0
+    ) -> None:
+        pace, index, layers = Pace(between_s), 0, []
         for layer in profile.layers:
             layers.append(ReplayLayer(layer, pace, index, rank))
             index += len(layer.sizes)
@@ -104,6 +110,28 @@ class ReplayModel(nn.Sequential):
                     local = values.to_local() if hasattr(values, "to_local") else values
                     wrong += int((~torch.isclose(local, torch.tensor(expected), rtol=1e-4)).sum())
         return wrong
+
+
+def calibrate(profile: Profile, rank: int) -> float:
+    """What passes between two layers of the bare module, on average, with all ranks of the group at work at once."""
+    model = ReplayModel(profile, rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    inputs, took_s = torch.zeros(1), torch.zeros(_CALIBRATED_STEPS + 1, dtype=torch.float64)
+    for step in range(len(took_s)):
+        dist.barrier()
+        began_s = time.perf_counter()
+        train_once(model, optimizer, inputs)
+        took_s[step] = time.perf_counter() - began_s
+    dist.all_reduce(took_s, op=dist.ReduceOp.MAX)  # an iteration lasts as long as on its slowest rank
+    extra_s = float(took_s[1:].median()) - profile.forward_s - profile.backward_s
+    return max(0.0, extra_s / (2 * len(profile.layers)))
+
+
+def train_once(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
+    """One iteration."""
+    optimizer.zero_grad()
+    model(inputs).sum().backward()
+    optimizer.step()
 
 
 def gradient(index: int, rank: int) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -58,7 +59,9 @@ class BackPipe:
         self.divisor = groups.num_ranks
         self.before_round: Callable[[], None] = lambda: None
         hooked: Sequence[Any] = parameters
-        self._hooks = [one.register_post_accumulate_grad_hook(self._hook(index)) for index, one in enumerate(hooked)]
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(partial(self._arrived, index)) for index, one in enumerate(hooked)
+        ]
 
     def use(self, buckets: Sequence[Bucket]) -> None:
         """Work with these buckets from now on; nothing is under way."""
@@ -95,12 +98,6 @@ class BackPipe:
         self._next = len(self._buckets) - 1
         self._agreement = None
 
-    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def hook(_: torch.Tensor) -> None:
-            self._arrived(index)
-
-        return hook
-
     def backward_begins(self, _: object = None) -> None:
         """A gradient enters the model: be told when this backpropagation ends, also those nested in it."""
         task = torch._C._current_graph_task_id()
@@ -116,7 +113,7 @@ class BackPipe:
         if self.enabled and self._touched:
             self.launch_rest()
 
-    def _arrived(self, index: int) -> None:
+    def _arrived(self, index: int, _: torch.Tensor) -> None:
         """Autograd has added up a gradient."""
         if not self.enabled:
             return
@@ -127,6 +124,10 @@ class BackPipe:
         if bucket.phase is Phase.REDUCING:
             return
         bucket.missing.discard(index)
+        if not bucket.missing:
+            self._launch_complete()
+
+    def _launch_complete(self) -> None:
         while self._next >= 0 and not self._buckets[self._next].missing:
             self._launch_next()
 
@@ -151,11 +152,13 @@ class BackPipe:
             targets, sources = [], []
             for position, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
                 gradient = parameter.grad
-                bucket.used[position] = bucket.used[position] or gradient is not None
                 if gradient is None:
                     view.zero_()
-                elif gradient is not view:
-                    self._check(bucket.indexes[position], gradient)
+                    continue
+                bucket.used[position] = True
+                if gradient is not view:
+                    if gradient.is_sparse or gradient.requires_grad:
+                        self._refuse(bucket.indexes[position], gradient)
                     targets.append(view)
                     sources.append(gradient)
             if targets:
@@ -167,28 +170,23 @@ class BackPipe:
         bucket.phase = Phase.REDUCING
         self._guard.raise_on(bucket.parameters)
 
-    def _check(self, index: int, gradient: torch.Tensor) -> None:
+    def _refuse(self, index: int, gradient: torch.Tensor) -> None:
         if gradient.is_sparse:
             raise UsageError(
                 f"parameter {self._names[index]} has a sparse gradient, which DataParallel does not reduce: make its "
                 "embedding with sparse=False"
             )
-        if gradient.requires_grad:
-            raise UsageError(
-                f"the gradient of {self._names[index]} has a graph of its own (create_graph=True): call that "
-                "backward() inside no_sync(), or use torch.autograd.grad"
-            )
+        raise UsageError(
+            f"the gradient of {self._names[index]} has a graph of its own (create_graph=True): call that "
+            "backward() inside no_sync(), or use torch.autograd.grad"
+        )
 
     def flush(self, decision: Callable[[], Decision | None], *, drops: bool = False) -> Agreement:
         """Let everything leave, agree on it, and wait until the shards have the means of all ranks' gradients."""
         self.launch_rest()
         if self._agreement is None or self._dirty:
             self._dirty = False
-            residual = [self._is_late(bucket) for bucket in self._buckets]
-            used = [False] * len(self._parameters)
-            for bucket in self._buckets:
-                for index, one in zip(bucket.indexes, bucket.used, strict=True):
-                    used[index] = one or self._gradient(index) is not None
+            residual, used = self._come_late()
             standings: list[Standing | None] = [None] * self._groups.num_ranks
             standings[self._groups.rank] = Standing(self.steps, drops)
             said = torch.tensor(words(used, residual, decision(), standings), dtype=torch.int64, device=self._device)
@@ -208,12 +206,16 @@ class BackPipe:
     def _device(self) -> torch.device:
         return self._buckets[0].flat.device
 
-    def _gradient(self, index: int) -> torch.Tensor | None:
+    def _come_late(self) -> tuple[list[bool], list[bool]]:
+        """For each bucket, whether it has gradients that have not left; for each parameter, whether it had any."""
         with torch._C.DisableTorchFunctionSubclass():
-            return self._parameters[index].grad
-
-    def _is_late(self, bucket: Bucket) -> bool:
-        return any(self._gradient(index) is not None for index in bucket.indexes)
+            late = [parameter.grad is not None for parameter in self._parameters]
+        residual, used = [], late.copy()
+        for bucket in self._buckets:
+            residual.append(any(late[index] for index in bucket.indexes))
+            for index, one in zip(bucket.indexes, bucket.used, strict=True):
+                used[index] = used[index] or one
+        return residual, used
 
     def _second_round(self, bucket: Bucket) -> None:
         first = bucket.shard.clone()

@@ -36,11 +36,14 @@ class ReplicatedUpdate:
             bucket.indexes, bucket.parameters, bucket.views, bucket.used, strict=True
         ):
             if used:
-                if parameter.grad is not None:  # of a graph older than step()
-                    newer[index] = parameter.grad
+                gradient = parameter.grad
+                if gradient is not None:  # of a graph older than step()
+                    newer[index] = gradient
                 parameter.grad = view
                 by_group[self._group_of[id(parameter)]].append(parameter)
         self._partial.run(self._hyper_parameters, by_group)
+        if not (newer or bucket.dropped):
+            return
         for index, parameter in zip(bucket.indexes, bucket.parameters, strict=True):
             if index in bucket.dropped:
                 parameter.grad = newer.get(index)
