@@ -12,8 +12,11 @@ from dataclasses import dataclass
 ALIGNMENT = 16
 """Shards are multiples of this many elements, for vectorised additions."""
 
-FIRST_BYTES = 1_000_000
+FIRST_BYTES = 250_000
 """The first bucket is at most this large: its reduce-scatter ends last and its all-gather is awaited first."""
+
+GROWTH = 2
+"""The next ones are at most so many times larger each, so that one is under way no longer than those before it take."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +88,17 @@ def lay_out(
     num_ranks: int,
     first_bytes: int = FIRST_BYTES,
 ) -> list[Layout]:
-    """Fill buckets up to the threshold, in this order; a parameter larger than it has a bucket of its own.
+    """Fill buckets up to the threshold, in this order, the first ones less; a larger parameter has one of its own.
 
-    >>> [len(bucket.slots) for bucket in lay_out([Shape(10, 4)] * 5, range(5), 80, num_ranks=2)]
-    [2, 2, 1]
+    >>> [len(bucket.slots) for bucket in lay_out([Shape(10, 4)] * 12, range(12), 160, num_ranks=2, first_bytes=40)]
+    [1, 2, 4, 4, 1]
     """
     opened: dict[Hashable, list[int]] = {}
     filled: list[list[int]] = []
     for index in order:
         shape = shapes[index]
         bucket = opened.get(shape.kind)
-        limit_bytes = min(threshold_bytes, first_bytes) if len(filled) == 1 else threshold_bytes
+        limit_bytes = min(threshold_bytes, first_bytes * GROWTH ** max(len(filled) - 1, 0))
         if bucket is None or sum(shapes[i].size_bytes for i in bucket) + shape.size_bytes > limit_bytes:
             bucket = opened[shape.kind] = []
             filled.append(bucket)
