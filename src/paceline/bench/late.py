@@ -54,11 +54,23 @@ class LateQuestion:
             raise UsageError(f"late ranks are measured with allreduce, not with {self.base.operation}")
         if self.sweep is not None and self.sweep not in SWEEPS:
             raise UsageError(f"--late-sweep takes one of {', '.join(SWEEPS)}, not {self.sweep!r}")
+        if not self.all_ranks:
+            raise UsageError(f"--late-sweep ranks goes from 3 to --ranks, which is {self.base.num_ranks}: give more")
         wrong = [rank for rank in self.late_s if not 0 <= rank < self.base.num_ranks]
         if wrong:
             raise UsageError(f"rank {wrong[0]} cannot be late: the ranks are 0 to {self.base.num_ranks - 1}")
         if not self.late_s or len(self.late_s) == self.base.num_ranks:
             raise UsageError("--late names at least one rank and not all of them, like 3:500ms")
+
+    @property
+    def all_ranks(self) -> Sequence[int]:
+        """The numbers of ranks to measure with."""
+        return range(3, self.base.num_ranks + 1) if self.sweep == "ranks" else [self.base.num_ranks]
+
+    @property
+    def num_points(self) -> int:
+        """How often all contenders are measured."""
+        return len(self.all_ranks) * len(self.base.sizes) * (len(SHARES) if self.sweep == "delay" else 1)
 
 
 @dataclass
@@ -69,6 +81,11 @@ class _Run:
     seen: Callable[[str, float], None]
     rows: list[Row] = field(default_factory=list)
     crews: list[Crew] = field(default_factory=list)
+    points: int = 0
+
+    def heard(self, what: str, share: float) -> None:
+        """Of the point at hand so much is done."""
+        self.seen(what, (self.points + share) / self.question.num_points)
 
 
 def run_late(question: LateQuestion, lab: str | None = None, *, install: bool = True) -> Results:
@@ -83,7 +100,7 @@ def run_late(question: LateQuestion, lab: str | None = None, *, install: bool = 
     machine = Machine.here()
     with progress(errors) as seen:
         run = _Run(question, seen)
-        for num_ranks in range(3, base.num_ranks + 1) if question.sweep == "ranks" else [base.num_ranks]:
+        for num_ranks in question.all_ranks:
             with _place(lab, num_ranks) as place:
                 _measure(run, num_ranks, place)
     return record(base, run.crews, run.rows, machine, lab or "one host", question.sweep)
@@ -131,7 +148,8 @@ def _point(run: _Run, started: Sequence[Crew], count: int, late_s: Mapping[int, 
     late_ns = {rank: round(seconds * 1e9) for rank, seconds in late_s.items()}
     prepare = Prepare(base.operation.value, count, base.dtype, dict(late_s))
     lessons = LESSONS if late_s and started[0].contender == Contender("paceline") else 0
-    found = interleave(started, prepare, base.effort, run.seen, late_ns=late_ns, lessons=lessons)
+    found = interleave(started, prepare, base.effort, run.heard, late_ns=late_ns, lessons=lessons)
+    run.points += 1
     run.rows += point(base, started, count, found, lab, late_s)
     return found[0].summary().median_s
 

@@ -60,8 +60,13 @@ def test_contenders_by_name() -> None:
     assert told.environment == {"PACELINE_ALGORITHM": "allreduce:stragglar/8", "PACELINE_LATE": "3"}
 
 
-def _question(operation: Operation = Operation.ALL_REDUCE) -> Question:
-    return Question(operation, [4000], 4, Contender("paceline"))
+def _question(operation: Operation = Operation.ALL_REDUCE, num_ranks: int = 4) -> Question:
+    return Question(operation, [4000], num_ranks, Contender("paceline"))
+
+
+@pytest.mark.parametrize(("sweep", "points"), [(None, 1), ("delay", 8), ("size", 1), ("ranks", 2), ("pieces", 1)])
+def test_how_many_points_a_sweep_has(sweep: str | None, points: int) -> None:
+    assert LateQuestion(_question(), {3: 1.0}, sweep).num_points == points
 
 
 def test_questions_that_make_no_sense() -> None:
@@ -70,6 +75,7 @@ def test_questions_that_make_no_sense() -> None:
         (_question(), {4: 1.0}, None, "rank 4 cannot be late"),
         (_question(), {}, None, "at least one rank"),
         (_question(), dict.fromkeys(range(4), 1.0), None, "not all of them"),
+        (_question(num_ranks=2), {1: 1.0}, "ranks", "goes from 3 to --ranks, which is 2"),
         (_question(), {1: 1.0}, "hosts", "takes one of delay, size, ranks, pieces"),
     ):
         with pytest.raises(UsageError, match=sentence):
