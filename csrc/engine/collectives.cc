@@ -80,6 +80,9 @@ void Collectives::start(const std::shared_ptr<Operation>& operation) {
     complete(operation);
     return;
   }
+  for (uint32_t i = 0; program.in_order() && i < program.accesses().size(); ++i) {
+    if (program.accesses()[i].write) operation->expecting.insert({program.accesses()[i].step, i});
+  }
   const bool overlaps = !operations_.empty();
   operations_[operation->seq] = operation;
   for (const Program::Peer& peer : program.peers()) {
@@ -95,9 +98,6 @@ void Collectives::start(const std::shared_ptr<Operation>& operation) {
       connection->enqueue_control(header);
       group_.mark(*connection);
     }
-  }
-  for (uint32_t i = 0; program.in_order() && i < program.accesses().size(); ++i) {
-    if (program.accesses()[i].write) operation->expecting.insert({program.accesses()[i].step, i});
   }
   for (uint32_t i = 0; i < program.accesses().size(); ++i) {
     const Access& access = program.accesses()[i];
@@ -147,6 +147,7 @@ void Collectives::advance(const std::shared_ptr<Operation>& operation, uint32_t 
   }
   if (progress.done != operation->places[accesses[index].chunk].bytes) return;
   if (accesses[index].write && operation->program->in_order()) on_received(operation, index);
+  if (!group_.failure().empty()) return;
   if (--operation->left == 0) complete(operation);
 }
 

@@ -54,8 +54,8 @@ class Program {
   uint32_t num_chunks() const { return num_chunks_; }
   uint64_t digest() const { return digest_; }
   const std::string& name() const { return name_; }
-  // Whether what is ready to be sent goes in the order of its steps, whoever it is for: where a schedule lives by its
-  // rounds, sends that share the port would make one another late.
+  // Whether what is ready to be sent goes in the order of its steps, whoever it is for, and not far ahead of what was
+  // received: where a schedule lives by its rounds, sends that share a port would make one another late.
   bool in_order() const { return in_order_; }
 
   const std::vector<Access>& accesses() const { return accesses_; }

@@ -53,10 +53,8 @@ bool Collectives::in_round(const Operation& operation, uint32_t step) {
 
 // A write is done: reads that were held may go.
 void Collectives::on_received(const std::shared_ptr<Operation>& operation, uint32_t index) {
-  const uint32_t step = operation->program->accesses()[index].step;
-  const bool first = operation->expecting.begin()->second == index;
-  operation->expecting.erase({step, index});
-  while (first && !operation->held.empty() && in_round(*operation, operation->held.begin()->first)) {
+  operation->expecting.erase({operation->program->accesses()[index].step, index});
+  while (!operation->held.empty() && in_round(*operation, operation->held.begin()->first)) {
     const uint32_t next = operation->held.begin()->second;
     operation->held.erase(operation->held.begin());
     offer(operation, next);

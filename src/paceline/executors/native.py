@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def program(proof: Proof, rank: int, name: str | None = None, *, in_order: bool = False) -> Program:
     """The program of one rank, named for people. Only proofs are taken, so nothing unproven reaches a wire.
 
-    ``in_order`` has the engine send what is ready in the order of its steps, whoever it is for.
+    ``in_order`` has the engine send what is ready in the order of its steps, whoever it is for, and not far ahead of
+    what it has received.
     """
     from paceline._c10d import Program
 

@@ -16,7 +16,7 @@ FIRST_BYTES = 250_000
 """The first bucket is at most this large: its reduce-scatter ends last and its all-gather is awaited first."""
 
 GROWTH = 2
-"""The next ones are at most so many times larger each, so that one is under way no longer than those before it take."""
+"""The limit of a bucket is so many times that of the one before it, up to the threshold."""
 
 
 @dataclass(frozen=True)
