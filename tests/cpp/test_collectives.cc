@@ -159,7 +159,8 @@ TEST_P(Transports, ALateRankFindsWhatCameBefore) {
   for (const auto& job : jobs) EXPECT_TRUE(job->right());
 }
 
-// Rank 0 has all its chunks ready, may send only those of the first rounds until it hears of rank 1, and must go on then.
+// Rank 0 has all its chunks ready, may send only those of the first rounds until it hears of rank 1, and must go on
+// then.
 TEST_P(Transports, WhoWaitsForItsRoundGoesOn) {
   Ranks ranks(2, options());
   for (const uint64_t count : counts(40)) {

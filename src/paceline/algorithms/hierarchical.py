@@ -43,9 +43,7 @@ def _all_reduce(members: list[list[int]], pieces: int) -> Draft:
     inside = _spread_inside(members, columns)
     halves = [ring_reduce_scatter(num_hosts, pieces), ring_all_gather(num_hosts, pieces)] if num_hosts > 1 else []
     ring = Transfers.sequence(halves)
-    across = [
-        ring.relabelled(ranks=[host[j] for host in members], chunks=columns[j]) for j in range(num_columns)
-    ]
+    across = [ring.relabelled(ranks=[host[j] for host in members], chunks=columns[j]) for j in range(num_columns)]
     parts = [inside.mirrored(reduce=True), Transfers.overlay(across), inside]
     return num_columns * width, Transfers.sequence(parts)
 
