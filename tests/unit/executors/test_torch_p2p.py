@@ -127,7 +127,7 @@ def test_a_failed_message_names_the_peer() -> None:
 
     program = message_program(prove("ring", Collective(Kind.ALL_REDUCE, 3)), 0)
     with pytest.raises(
-        MessageError, match="ring of 3 ranks: receiving from rank 1 of the group failed: connection reset;"
+        MessageError, match="ring of 3 ranks: receiving from rank 2 of the group failed: connection reset;"
     ):
         run(program, torch.zeros(9), "SUM", Broken(Mailbox(), 0))
 
