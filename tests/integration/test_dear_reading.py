@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -147,8 +148,11 @@ def test_every_way_of_reading_shows_new_weights(sharded: bool) -> None:
     run_ranks(read, 2, sharded)
 
 
-def overlaps(me: Member, sharded: bool) -> tuple[list[int], list[list[str]], str, list[Any]]:
-    """Order of use is learnt, updates wait for their use, and what was hidden is told."""
+def overlaps(me: Member, sharded: bool, in_time: bool) -> tuple[list[int], list[list[str]], str, list[Any]]:
+    """Order of use is learnt, updates wait for their use, and what was hidden is told.
+
+    ``in_time``: all gathers end before the first layer; otherwise all but that of the first bucket seem to go on.
+    """
 
     class Backwards(nn.Module):
         """Registers its layers from the last to the first."""
@@ -166,6 +170,16 @@ def overlaps(me: Member, sharded: bool) -> tuple[list[int], list[list[str]], str
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = paceline.DataParallel(net, optimizer, sharded=sharded, bucket_mb=0.0005)
     phases: list[int] = []
+
+    def wait_for_all(*_: object) -> None:
+        gathers = [bucket.gather for bucket in model._pipe.buckets if bucket.gather is not None]
+        while not all(gather.is_completed() for gather in gathers):
+            time.sleep(0.001)
+
+    if in_time:
+        net.layers[3].register_forward_pre_hook(wait_for_all)
+    else:
+        model._pipe.feed._arrived = lambda _: iter(())  # type: ignore[method-assign]
     net.layers[2].register_forward_pre_hook(
         lambda *_: phases.append(sum(bucket.phase is Phase.PENDING for bucket in model._pipe.buckets))
     )
@@ -175,14 +189,15 @@ def overlaps(me: Member, sharded: bool) -> tuple[list[int], list[list[str]], str
     return phases, names, step.line(), [(one.operation, one.done_s is not None) for one in step.flights]
 
 
+@pytest.mark.parametrize("in_time", [False, True])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_updates_wait_for_their_use_in_the_order_learnt(sharded: bool) -> None:
-    for phases, names, line, flights in run_ranks(overlaps, 2, sharded):
+def test_updates_wait_for_their_use_in_the_order_learnt(sharded: bool, in_time: bool) -> None:
+    for phases, names, line, flights in run_ranks(overlaps, 2, sharded, in_time):
         used = [name.split(".")[1] for bucket in names for name in bucket if name.endswith("weight")]
         assert used == ["3", "2", "1", "0"]
         first = sum(any(name.startswith("layers.3") for name in bucket) for bucket in names)
         assert 0 < first < len(names) - 1
-        assert phases[-1] == len(names) - first, "what the first layer uses has arrived, the rest has not"
+        assert phases[-1] == (0 if in_time else len(names) - first), "what has arrived is brought up to date together"
         assert line.startswith("step 4: communication ")
         assert "hidden" in line
         assert "exposed" in line

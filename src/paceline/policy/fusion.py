@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +47,17 @@ def has_library() -> bool:
     return find_spec("sklearn") is not None
 
 
-def best(trials: Sequence[Trial]) -> Trial:
-    """The trial with the shortest iterations."""
-    return min(trials, key=lambda trial: trial.iteration_s)
+def best(trials: Sequence[Trial], *, use_library: bool = True) -> Trial:
+    """The trial that is best by what all of them say together: one that was fast by chance has slower neighbours.
+
+    Without scikit-learn it is the one with the shortest iterations.
+    """
+    if not use_library or len(trials) <= len(_OPENING):
+        return min(trials, key=lambda trial: trial.iteration_s)
+    parts = np.log([float(trial.threshold_bytes) for trial in trials])
+    parts = (parts - parts.min()) / (float(np.ptp(parts)) or 1.0)
+    process = _fitted(parts, np.array([trial.iteration_s for trial in trials]))
+    return trials[int(np.argmax(process.predict(parts[:, None])))]
 
 
 def next_threshold(trials: Sequence[Trial], low_bytes: int, high_bytes: int, *, use_library: bool = True) -> int:
@@ -86,6 +95,18 @@ def _expected_improvement(
     parts: NDArray[np.float64], times_s: NDArray[np.float64], candidates: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """How much each candidate is expected to shorten an iteration, in units of the spread of the times so far."""
+    process = _fitted(parts, times_s)
+    means, deviations = process.predict(candidates[:, None], return_std=True)
+    gains = means - float(process.predict(parts[:, None]).max()) - _EXPLORE
+    ratios = gains / np.maximum(deviations, 1e-9)
+    density = np.exp(-0.5 * ratios**2) / math.sqrt(2 * math.pi)
+    below = np.array([0.5 * (1 + math.erf(ratio / math.sqrt(2))) for ratio in ratios])
+    improvement: NDArray[np.float64] = gains * below + deviations * density
+    return improvement
+
+
+def _fitted(parts: NDArray[np.float64], times_s: NDArray[np.float64]) -> Any:
+    """The process that explains how much shorter than the mean times are, in units of their spread."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import Matern, WhiteKernel
@@ -97,10 +118,4 @@ def _expected_improvement(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a fit at a limit of its range is good enough
         process.fit(parts[:, None], scores)
-    means, deviations = process.predict(candidates[:, None], return_std=True)
-    gains = means - float(process.predict(parts[:, None]).max()) - _EXPLORE
-    ratios = gains / np.maximum(deviations, 1e-9)
-    density = np.exp(-0.5 * ratios**2) / math.sqrt(2 * math.pi)
-    below = np.array([0.5 * (1 + math.erf(ratio / math.sqrt(2))) for ratio in ratios])
-    improvement: NDArray[np.float64] = gains * below + deviations * density
-    return improvement
+    return process

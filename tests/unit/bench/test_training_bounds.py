@@ -7,7 +7,7 @@ import pytest
 from paceline.bench.training.bounds import Bounds
 from paceline.bench.training.networks import NETWORKS
 from paceline.bench.training.profile import load_profile, uniform_profile
-from paceline.bench.training.scaling import bounds_of, fit, lab_s_per_byte
+from paceline.bench.training.scaling import bounds_of, fit, lab_s_per_byte, layered_s
 from paceline.bench.training.strategies import parse_strategies
 from paceline.bench.training.sweep import grid
 from paceline.errors import UsageError
@@ -69,6 +69,21 @@ def test_a_byte_of_lan8_crosses_a_port_once_for_each_half() -> None:
 
 def test_the_sweet_spot_is_a_quarter() -> None:
     assert Bounds(1.0, 2.0, 2.0, 2.0).ideal_ratio == 1.25
+
+
+def test_equal_layers_show_the_first_one_twice() -> None:
+    """Its reduce-scatter begins when backpropagation ends, and its all-gather is over when the forward pass begins."""
+    profile = uniform_profile(num_layers=10)
+    bounds = Bounds(profile.forward_s, profile.backward_s, profile.backward_s, profile.forward_s)
+    assert layered_s(profile, bounds) == pytest.approx(bounds.dear_s * 1.1)
+
+
+def test_an_output_matrix_that_is_the_embedding_keeps_links_idle() -> None:
+    profile = load_profile("bert_base")
+    half_s = profile.gradient_bytes * NETWORKS["10gbe"].all_reduce_s_per_byte / 2
+    bounds = Bounds(profile.forward_s, profile.backward_s, half_s, half_s)
+    decoder = next(layer for layer in profile.layers if layer.name == "words.decoder")
+    assert layered_s(profile, bounds) >= bounds.dear_s + decoder.forward_s + decoder.backward_s
 
 
 def test_a_grid_ends_at_the_whole_model() -> None:

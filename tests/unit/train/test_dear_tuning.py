@@ -19,6 +19,15 @@ def _iteration_s(threshold_bytes: float, best_bytes: float) -> float:
     return 0.3 + 0.01 * distance**2 if distance > 0 else 0.3 + 0.02 * distance**2
 
 
+def test_a_trial_that_was_fast_by_chance_is_not_the_best() -> None:
+    sizes = [1, 2, 4, 8, 16, 32, 64, 128]
+    slope = [Trial(size * 1_000_000, 1.0 + 0.02 * number) for number, size in enumerate(sizes)]
+    lucky = Trial(64_000_000, 0.99)
+    trials = [*slope[:6], lucky, *slope[6:]]
+    assert best(trials).threshold_bytes <= 4_000_000
+    assert best(trials, use_library=False) is lucky
+
+
 @pytest.mark.parametrize("best_bytes", [2e6, 8e6, 25e6, 70e6, 200e6])
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_the_search_ends_within_three_percent_of_a_grid(best_bytes: float, noise: float) -> None:

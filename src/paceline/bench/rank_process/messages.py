@@ -32,13 +32,15 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
 class Prepare(msgspec.Struct, tag=True, frozen=True):
     """Make the buffers of an operation: ``count`` elements where nccl-tests' size is measured.
 
-    ``late_s`` tells by rank who will be late, to those who want to know before.
+    ``late_s`` tells by rank who will be late, to those who want to know before. ``between_s`` is what a replayed layer
+    lasts less, because that much passes between layers anyway.
     """
 
     operation: str
     count: int
     dtype: str
     late_s: dict[int, float] = {}
+    between_s: float = 0.0
 
 
 class Block(msgspec.Struct, tag=True, frozen=True):

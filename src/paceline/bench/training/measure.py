@@ -6,7 +6,7 @@ timed ones begin with what the iteration before has left under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,17 +15,17 @@ from paceline.bench.crew import Crew, crews
 from paceline.bench.measure import Samples
 from paceline.bench.rank_process.messages import Block, Prepare, Prepared, Timed
 from paceline.bench.results import Machine
-from paceline.bench.training.bounds import Bounds
 from paceline.bench.training.profile import Profile
 from paceline.bench.training.results import Row, Setting, TrainingResults
-from paceline.bench.training.scaling import Scale, bounds_of
-from paceline.bench.training.strategies import ALONE, Job, replayer
+from paceline.bench.training.scaling import Scale, bounds_of, layered_s
+from paceline.bench.training.strategies import ALONE, CHECKED_STEPS, Job, replayer
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 
 if TYPE_CHECKING:
     from paceline.lab import Lab
 
+CALIBRATED_STEPS = 5
 PROGRAM = Path(__file__).with_name("rank_program.py")
 Seen = Callable[[str, float], None]
 
@@ -62,17 +62,23 @@ class Replay:
         return Job(strategy, self.profile.model, self.scale.size_factor, self.scale.time_factor)
 
     @property
+    def words(self) -> str:
+        """What the ranks are doing."""
+        return f"a replay of {self.profile.model}"
+
+    @property
     def scaled_bucket_bytes(self) -> int:
         """What strategies fuse in the lab."""
         return max(1, round(self.bucket_bytes * self.scale.size_factor))
 
-    def setting(self, place: str, bounds: Bounds | None) -> Setting:
-        """How to read the figures."""
+    def setting(self, lab: Lab | None) -> Setting:
+        """How to read the figures; without a lab there are no limits."""
+        bounds = bounds_of(self.scaled, lab.cluster) if lab else None
         return Setting(
             model=self.profile.model,
             source=self.profile.source,
             network=self.network,
-            place=place,
+            place=lab.cluster.name if lab else "one host",
             num_ranks=self.num_ranks,
             num_tensors=self.profile.num_tensors,
             num_elements=self.profile.num_elements,
@@ -83,6 +89,7 @@ class Replay:
             forward_s=self.scaled.forward_s,
             backward_s=self.scaled.backward_s,
             bounds=bounds,
+            layered_s=layered_s(self.scaled, bounds) if bounds else None,
         )
 
 
@@ -93,42 +100,50 @@ def measure(replay: Replay, lab: Lab | None, seen: Seen) -> TrainingResults:
     seen(f"starting {replay.num_ranks} ranks of {', '.join(names)}", 0.0)
     contenders = [replayer(replay.job(name)) for name in names]
     with crews(contenders, replay.num_ranks, program=PROGRAM, lab=lab, timeout_s=replay.timeout_s) as started:
-        found = take_turns(started, replay, seen)
+        prepare = order_for(replay, replay.scaled_bucket_bytes, calibrate(started[-1], replay, seen))
+        found = {}
+        for crew in started:
+            seen(f"{crew.contender.name} checks its weights", 0.0)
+            found[crew.contender.name] = prepared(crew, replay, prepare)
+        take_turns(started, found, replay, seen)
         versions = {crew.contender.name: crew.versions for crew in started}
         environment = {crew.contender.name: crew.contender.variables for crew in started}
-    bounds = bounds_of(replay.scaled, lab.cluster) if lab else None
-    setting = replay.setting(lab.cluster.name if lab else "one host", bounds)
+    setting = replay.setting(lab)
     rows = [Row.of(name, samples, found, setting) for name, samples in found.items()]
     return TrainingResults(setting, replay.rounds, versions, environment, machine, rows)
 
 
-def take_turns(started: Sequence[Crew], replay: Replay, seen: Seen) -> dict[str, Samples]:
-    """Samples of each strategy."""
-    prepare = order_for(replay.profile.model, replay.scaled_bucket_bytes)
-    found = {crew.contender.name: Samples() for crew in started}
-    expected_s = 0.0
-    for crew in started:
-        seen(f"{crew.contender.name} checks its weights", 0.0)
-        found[crew.contender.name].wrong = sum(one.wrong for one in crew.ask(prepare, Prepared, prepare.operation))
+def calibrate(alone: Crew, replay: Replay, seen: Seen) -> float:
+    """What passes between two layers of the bare module, on average: seconds beyond its profile."""
+    seen("measuring what passes between layers", 0.0)
+    samples = prepared(alone, replay, order_for(replay, replay.scaled_bucket_bytes))
+    add_block(alone, samples, replay, Block(1, CALIBRATED_STEPS))
+    return max(0.0, (samples.summary().median_s - replay.scaled.compute_s) / (2 * len(replay.scaled.layers)))
+
+
+def prepared(crew: Crew, replay: Replay, prepare: Prepare) -> Samples:
+    """Have the model wrapped and its weights checked; no times yet."""
+    answers = crew.ask(prepare, Prepared, replay.words, expected_s=2 * CHECKED_STEPS * replay.scaled.compute_s)
+    return Samples(wrong=sum(one.wrong for one in answers))
+
+
+def take_turns(started: Sequence[Crew], found: Mapping[str, Samples], replay: Replay, seen: Seen) -> None:
+    """Add all rounds to the samples of each crew."""
     for turn in range(replay.rounds):
         for index, crew in enumerate(started):
             name = crew.contender.name
             seen(f"{replay.profile.model}: {name}", (turn + index / len(started)) / replay.rounds)
-            samples = found[name]
-            count = -(-(replay.iterations - samples.count) // (replay.rounds - turn))
-            add_block(crew, samples, Block(1, count), prepare.operation, expected_s)
-            expected_s = 2 * samples.loop_s
+            count = -(-(replay.iterations - found[name].count) // (replay.rounds - turn))
+            add_block(crew, found[name], replay, Block(1, count))
     seen("done", 1.0)
-    return found
 
 
-def add_block(crew: Crew, samples: Samples, block: Block, doing: str, expected_s: float = 0.0) -> None:
+def add_block(crew: Crew, samples: Samples, replay: Replay, block: Block) -> None:
     """Run a block and keep its times, an iteration as long as on its slowest rank."""
-    timed = crew.ask(block, Timed, doing, expected_s=expected_s)
-    samples.rounds.append([max(ranks) * 1e-9 for ranks in zip(*(one.durations_ns for one in timed), strict=True)])
-    samples.loop_s += max(one.loop_ns for one in timed) * 1e-9
+    expected_s = 2 * (block.warmup + block.iterations) * replay.scaled.compute_s
+    samples.add(crew.ask(block, Timed, replay.words, expected_s=expected_s))
 
 
-def order_for(model: str, bucket_bytes: int) -> Prepare:
+def order_for(replay: Replay, bucket_bytes: int, between_s: float = 0.0) -> Prepare:
     """What all ranks of a run are told to prepare."""
-    return Prepare(f"a replay of {model} in buckets", bucket_bytes, "bytes")
+    return Prepare(replay.words, bucket_bytes, "bytes", between_s=between_s)

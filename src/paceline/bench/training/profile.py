@@ -74,6 +74,11 @@ class Profile:
         return sum(layer.backward_s for layer in self.layers)
 
     @property
+    def compute_s(self) -> float:
+        """Of both passes."""
+        return self.forward_s + self.backward_s
+
+    @property
     def num_tensors(self) -> int:
         """How many gradients there are."""
         return sum(len(layer.sizes) for layer in self.layers)

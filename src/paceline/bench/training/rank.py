@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.bench.rank_process.messages import Prepare, Ready, Setup
 from paceline.bench.training.profile import load_profile, uniform_profile
-from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, calibrate, groups_of, train_once
+from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, groups_of
 from paceline.bench.training.scaling import Scale
 from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, VARIABLE, Job
 from paceline.errors import UsageError
@@ -39,7 +39,6 @@ class ReplayRank:
         versions = {"paceline": version("paceline")} if setup.backend == "paceline" else {}
         self.ready = Ready(self.rank, self.num_ranks, {**versions, "torch": str(torch.__version__)})
         self.barrier: Callable[[], object] = dist.barrier
-        self.between_s: float | None = None
         self.replay: ReplayModel | None = None
         self.model: nn.Module | None = None
         self.inputs = torch.zeros(1)
@@ -48,9 +47,7 @@ class ReplayRank:
         """Wrap the model with buckets of ``count`` bytes, and count wrong weights after some steps without sleep."""
         self.model = None  # the old one's hooks go first
         groups = groups_of(self.profile, order.count) if self.job.strategy == "fsdp2" else None
-        if self.between_s is None:
-            self.between_s = calibrate(self.profile, self.rank)
-        self.replay = ReplayModel(self.profile, self.rank, groups, self.between_s)
+        self.replay = ReplayModel(self.profile, self.rank, groups, order.between_s)
         self.model, self.optimizer = wrap(self.job.strategy, self.replay, order.count)
         self.replay.pace.enabled = order.count == AUTO_BYTES  # a search measures iterations from the first on
         for _ in range(CHECKED_STEPS):
@@ -59,9 +56,13 @@ class ReplayRank:
         return 0 if self.job.strategy == ALONE else self.replay.wrong_elements(CHECKED_STEPS, self.num_ranks)
 
     def run(self) -> None:
-        """One iteration."""
+        """One iteration. Without communication a barrier keeps the ranks in step, as communication does."""
         assert self.model is not None
-        train_once(self.model, self.optimizer, self.inputs)
+        if self.job.strategy == ALONE:
+            self.barrier()
+        self.optimizer.zero_grad()
+        self.model(self.inputs).sum().backward()
+        self.optimizer.step()
 
     def close(self) -> None:
         """Leave the group."""

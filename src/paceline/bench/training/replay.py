@@ -2,7 +2,7 @@
 
 Layers sleep, so that more ranks than cores compute side by side. What a layer slept too long, because a core was not
 free at once, the next one sleeps less; making the gradients is part of the layer's time. So is what PyTorch and SGD do
-between layers, once :func:`calibrate` has found out how long that takes: an iteration of the bare module lasts as long
+between layers, once it is known how long that takes (``between_s``): then an iteration of the bare module lasts as long
 as the profile says. Gradients are known, so that it can be told what the weights must be after some steps.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from paceline.bench.training.profile import LayerProfile, Profile
@@ -23,7 +22,6 @@ SHORTEST_SLEEP_S = 0.5e-3
 
 LEARNING_RATE = 2.0**-10
 _VALUES = 5
-_CALIBRATED_STEPS = 5
 
 
 class Pace:
@@ -110,28 +108,6 @@ class ReplayModel(nn.Sequential):
                     local = values.to_local() if hasattr(values, "to_local") else values
                     wrong += int((~torch.isclose(local, torch.tensor(expected), rtol=1e-4)).sum())
         return wrong
-
-
-def calibrate(profile: Profile, rank: int) -> float:
-    """What passes between two layers of the bare module, on average, with all ranks of the group at work at once."""
-    model = ReplayModel(profile, rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    inputs, took_s = torch.zeros(1), torch.zeros(_CALIBRATED_STEPS + 1, dtype=torch.float64)
-    for step in range(len(took_s)):
-        dist.barrier()
-        began_s = time.perf_counter()
-        train_once(model, optimizer, inputs)
-        took_s[step] = time.perf_counter() - began_s
-    dist.all_reduce(took_s, op=dist.ReduceOp.MAX)  # an iteration lasts as long as on its slowest rank
-    extra_s = float(took_s[1:].median()) - profile.forward_s - profile.backward_s
-    return max(0.0, extra_s / (2 * len(profile.layers)))
-
-
-def train_once(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
-    """One iteration."""
-    optimizer.zero_grad()
-    model(inputs).sum().backward()
-    optimizer.step()
 
 
 def gradient(index: int, rank: int) -> float:

@@ -30,6 +30,7 @@ class Setting(msgspec.Struct, frozen=True):
     forward_s: float
     backward_s: float
     bounds: Bounds | None
+    layered_s: float | None
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -46,6 +47,7 @@ class Row(msgspec.Struct, frozen=True):
     ddp_over: Ratio | None
     over_dear_bound: float | None
     over_wait_free_bound: float | None
+    over_layered_bound: float | None
 
     @classmethod
     def of(cls, name: str, samples: Samples, found: Mapping[str, Samples], setting: Setting) -> Row:
@@ -62,6 +64,7 @@ class Row(msgspec.Struct, frozen=True):
             ddp_over=found["ddp"].over(samples) if "ddp" in found else None,
             over_dear_bound=time.median_s / bounds.dear_s if bounds else None,
             over_wait_free_bound=time.median_s / bounds.wait_free_s if bounds else None,
+            over_layered_bound=time.median_s / setting.layered_s if setting.layered_s else None,
         )
 
 
@@ -87,24 +90,21 @@ class SweepPoint(msgspec.Struct, frozen=True):
     time: Summary
     wrong: int
 
+    @classmethod
+    def of(cls, bucket_bytes: int | None, samples: Samples) -> SweepPoint:
+        """What was measured with a size."""
+        return cls(bucket_bytes, samples.summary(), samples.wrong)
+
 
 class SweepResults(msgspec.Struct, frozen=True):
-    """Iteration time against bucket size."""
+    """Iteration time against bucket size. ``best`` is the fastest of the grid, measured anew beside ``tuned``."""
 
     setting: Setting
     strategy: str
     environment: dict[str, dict[str, str]]
     machine: Machine
     grid: list[SweepPoint]
+    best: SweepPoint
     tuned: SweepPoint
+    tuned_over_best: Ratio
     tuning_iterations: int
-
-    @property
-    def best(self) -> SweepPoint:
-        """The fastest of the grid."""
-        return min(self.grid, key=lambda point: point.time.median_s)
-
-    @property
-    def tuned_over_best(self) -> float:
-        """How far the search was from the best of the grid."""
-        return self.tuned.time.median_s / self.best.time.median_s

@@ -65,3 +65,17 @@ def bounds_of(profile: Profile, cluster: Cluster) -> Bounds:
         for operation in (Operation.REDUCE_SCATTER, Operation.ALL_GATHER)
     ]
     return Bounds(profile.forward_s, profile.backward_s, *halves)
+
+
+def layered_s(profile: Profile, bounds: Bounds) -> float:
+    """DeAR's bound with these layers, however they are cut into buckets: what is ready last and needed first shows."""
+    sent_s, gathered_s = (half_s / profile.num_elements for half_s in (bounds.reduce_scatter_s, bounds.all_gather_s))
+    computed_s = link_s = 0.0
+    for layer in reversed(profile.layers):
+        computed_s += layer.backward_s
+        link_s = max(link_s, computed_s) + sum(layer.sizes) * sent_s
+    computed_s = link_s = max(computed_s, link_s)
+    for layer in profile.layers:
+        link_s += sum(layer.sizes) * gathered_s
+        computed_s = max(computed_s, link_s) + layer.forward_s
+    return computed_s

@@ -6,14 +6,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.bench.crew import Crew, crews
+from paceline.bench.crew import crews
 from paceline.bench.measure import Samples
-from paceline.bench.rank_process.messages import Block, Prepared
+from paceline.bench.rank_process.messages import Block
 from paceline.bench.results import Machine
-from paceline.bench.training.measure import PROGRAM, Replay, Seen, add_block, order_for
+from paceline.bench.training.measure import (
+    PROGRAM,
+    Replay,
+    Seen,
+    add_block,
+    calibrate,
+    order_for,
+    prepared,
+    take_turns,
+)
 from paceline.bench.training.results import SweepPoint, SweepResults
-from paceline.bench.training.scaling import bounds_of
-from paceline.bench.training.strategies import AUTO_BYTES, CHECKED_STEPS, replayer
+from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, replayer
 
 if TYPE_CHECKING:
     from paceline.lab import Lab
@@ -36,26 +44,37 @@ def grid(gradient_bytes: int, points: int = GRID_POINTS) -> list[int]:
 
 
 def sweep(replay: Replay, strategy: str, lab: Lab | None, seen: Seen) -> SweepResults:
-    """Measure all points of the grid, one after another, then the search."""
+    """Measure the points of the grid, one after another; search; then the best of the grid and the find take turns."""
     machine, sizes = Machine.here(), grid(replay.scaled.gradient_bytes)
-    contender = replayer(replay.job(strategy))
-    seen(f"starting {replay.num_ranks} ranks of {strategy}", 0.0)
-    with crews([contender], replay.num_ranks, program=PROGRAM, lab=lab, timeout_s=replay.timeout_s) as (crew,):
+    fixed, tuned = (f"{strategy}, {how}" for how in ("fixed", "tuned"))
+    contenders = [
+        replayer(replay.job(strategy), fixed),
+        replayer(replay.job(strategy), tuned),
+        replayer(replay.job(ALONE)),
+    ]
+    seen(f"starting {replay.num_ranks} ranks of {', '.join(one.name for one in contenders)}", 0.0)
+    with crews(contenders, replay.num_ranks, program=PROGRAM, lab=lab, timeout_s=replay.timeout_s) as started:
+        between_s = calibrate(started[-1], replay, seen)
         points = []
         for index, size in enumerate(sizes):
-            seen(f"{strategy}: buckets of {size} bytes", index / (len(sizes) + 5))
-            points.append(_point(crew, replay, size, warmup=1))
-        seen(f"{strategy}: finds its bucket size", len(sizes) / (len(sizes) + 5))
-        tuned = _point(crew, replay, AUTO_BYTES, warmup=TUNING_ITERATIONS - CHECKED_STEPS)
-    bounds = bounds_of(replay.scaled, lab.cluster) if lab else None
-    setting = replay.setting(lab.cluster.name if lab else "one host", bounds)
-    environment = {strategy: contender.variables}
-    return SweepResults(setting, strategy, environment, machine, points, tuned, TUNING_ITERATIONS)
-
-
-def _point(crew: Crew, replay: Replay, size: int, warmup: int) -> SweepPoint:
-    prepare, samples = order_for(replay.profile.model, size), Samples()
-    expected_s = (warmup + replay.iterations) * (replay.scaled.forward_s + replay.scaled.backward_s)
-    samples.wrong = sum(one.wrong for one in crew.ask(prepare, Prepared, prepare.operation, expected_s=expected_s))
-    add_block(crew, samples, Block(warmup, replay.iterations), prepare.operation, 2 * expected_s)
-    return SweepPoint(size or None, samples.summary(), samples.wrong)
+            seen(f"{strategy}: buckets of {size} bytes", 0.5 * index / len(sizes))
+            samples = prepared(started[0], replay, order_for(replay, size, between_s))
+            add_block(started[0], samples, replay, Block(1, replay.iterations))
+            points.append(SweepPoint.of(size, samples))
+        seen(f"{strategy}: finds its bucket size", 0.5)
+        found = {tuned: prepared(started[1], replay, order_for(replay, AUTO_BYTES, between_s))}
+        add_block(started[1], Samples(), replay, Block(0, TUNING_ITERATIONS - CHECKED_STEPS))
+        best_bytes = min(points, key=lambda point: point.time.median_s).bucket_bytes or 1
+        found[fixed] = prepared(started[0], replay, order_for(replay, best_bytes, between_s))
+        take_turns(started[:2], found, replay, lambda what, share: seen(what, 0.8 + 0.2 * share))
+    return SweepResults(
+        replay.setting(lab),
+        strategy,
+        {strategy: contenders[0].variables},
+        machine,
+        points,
+        best=SweepPoint.of(best_bytes, found[fixed]),
+        tuned=SweepPoint.of(None, found[tuned]),
+        tuned_over_best=found[tuned].over(found[fixed]),
+        tuning_iterations=TUNING_ITERATIONS,
+    )

@@ -19,14 +19,14 @@ def training_table(results: TrainingResults) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column("strategy", no_wrap=True)
     names = ["iteration", "25%", "75%", "n", "exposed", "hidden", "x ddp-gloo (rounds)", "x ddp (rounds)"]
-    for name in [*names, *(["/ DeAR's bound", "/ wait-free bound"] if bounded else []), "#wrong"]:
+    for name in [*names, *(["/ DeAR's bound", "/ layers' bound", "/ wait-free bound"] if bounded else []), "#wrong"]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in results.rows:
         time = row.time
         cells = [row.strategy, *map(format_duration, (time.median_s, time.lower_quartile_s, time.upper_quartile_s))]
         cells += [str(time.count), *_communication(row), _words(row.ddp_gloo_over), _words(row.ddp_over)]
         if bounded:
-            cells += [f"{row.over_dear_bound:.3f}", f"{row.over_wait_free_bound:.3f}"]
+            cells += [f"{one:.3f}" for one in (row.over_dear_bound, row.over_layered_bound, row.over_wait_free_bound)]
         table.add_row(*cells, str(row.wrong))
     return table
 
@@ -37,7 +37,7 @@ def sweep_table(results: SweepResults) -> Table:
     for name in ("bucket", "of the true model", "iteration", "25%", "75%", "n", "/ best of grid", "#wrong"):
         table.add_column(name, justify="right", no_wrap=True)
     best_s = results.best.time.median_s
-    for point in [*results.grid, results.tuned]:
+    for point in [*results.grid, results.best, results.tuned]:
         time, size = point.time, point.bucket_bytes
         sizes = [format_size(size), format_size(size / results.setting.size_factor)] if size else ["tuned", ""]
         times = map(format_duration, (time.median_s, time.lower_quartile_s, time.upper_quartile_s))
@@ -65,8 +65,8 @@ def training_legend(results: TrainingResults) -> str:
 def sweep_legend(results: SweepResults) -> str:
     """What the search has reached."""
     return (
-        f"{results.strategy}, one bucket size after another; tuned: after a search of {results.tuning_iterations} "
-        f"iterations, {results.tuned_over_best:.3f} of the best of the grid"
+        f"{results.strategy}, one bucket size after another; then the best of them in turns with tuned, which has "
+        f"searched for {results.tuning_iterations} iterations: {_words(results.tuned_over_best)} of the best"
     )
 
 
@@ -88,6 +88,10 @@ def caption(setting: Setting, machine: Machine) -> Iterable[str]:
             f"{computed}; at the limit of the links reduce-scatter {format_duration(bounds.reduce_scatter_s)}, "
             f"all-gather {format_duration(bounds.all_gather_s)}; DeAR's bound {format_duration(bounds.dear_s)}, "
             f"wait-free {format_duration(bounds.wait_free_s)}: ideal ratio {bounds.ideal_ratio:.3f}"
+        )
+        yield (
+            f"DeAR's bound with the gradients and times of these layers, in buckets of any size: "
+            f"{format_duration(setting.layered_s or 0.0)}, {(setting.layered_s or 0.0) / bounds.dear_s:.3f} of it"
         )
     yield "iteration: median of n, each as long as on its slowest rank"
     yield from machine_words(machine)

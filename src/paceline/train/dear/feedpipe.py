@@ -1,14 +1,15 @@
 """FeedPipe: all-gather of the buckets in the order of the forward pass, each awaited at the first use of a parameter.
 
-All are launched in step(), so that no rank's all-gather waits for what another rank does after it: one rank may save a
+Buckets that have arrived by then are brought up to date with it: an update of several costs hardly more than one. All
+are launched in step(), so that no rank's all-gather waits for what another rank does after it: one rank may save a
 checkpoint while the others wait for it at a barrier.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 import torch
@@ -27,11 +28,11 @@ class Update(Protocol):
     def begin(self) -> None:
         """Step() was called: remember the hyper-parameters of this moment."""
 
-    def prepare(self, bucket: Bucket) -> None:
-        """The shard has the mean gradient: leave in it what all ranks need."""
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
+        """The shards have the mean gradients: leave in them what all ranks need."""
 
-    def arrived(self, bucket: Bucket) -> None:
-        """The flat buffer has all ranks' shards: bring the parameters up to date."""
+    def arrived(self, buckets: Sequence[Bucket]) -> None:
+        """The flat buffers have all ranks' shards: bring the parameters up to date."""
 
 
 class FeedPipe:
@@ -65,31 +66,61 @@ class FeedPipe:
         self._recorder.waited(OPERATION, bucket.number, began_s, was_done)
         bucket.gather = None
 
-    def complete(self, bucket: Bucket) -> None:
-        """Bring a bucket up to date, once."""
+    def complete(self, bucket: Bucket, following: Sequence[Bucket] = ()) -> None:
+        """Bring a bucket up to date, once, and with it those of the following that have arrived."""
         if bucket.phase is not Phase.PENDING:
             return
         self.wait(bucket)
-        bucket.phase = Phase.IDLE
-        self._guard.lower_on(bucket.parameters)
+        arrived = [bucket, *self._arrived(following)]
+        for one in arrived:
+            one.phase = Phase.IDLE
+            self._guard.lower_on(one.parameters)
         self.updating = True
         try:
-            with plain_arithmetic(bucket.flat.device):
-                self._update.arrived(bucket)
+            with PlainArithmetic(bucket.flat.device):
+                self._update.arrived(arrived)
         finally:
             self.updating = False
-        bucket.used = [False] * len(bucket.used)
+        for one in arrived:
+            one.used = [False] * len(one.used)
+
+    def _arrived(self, following: Sequence[Bucket]) -> Iterator[Bucket]:
+        for bucket in following:
+            if bucket.phase is not Phase.PENDING or (bucket.gather is not None and not bucket.gather.is_completed()):
+                return
+            try:
+                self.wait(bucket)
+            except RuntimeError:  # whoever uses its parameters gets it again
+                return
+            yield bucket
 
 
-@contextmanager
-def plain_arithmetic(device: torch.device) -> Iterator[None]:
-    """An update happens in the midst of the user's forward pass: not in its graph, transform, precision or mode."""
-    with ExitStack() as stack:
-        stack.enter_context(torch._C._DisableFuncTorch())
-        stack.enter_context(torch.no_grad())
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
-        if torch.is_autocast_enabled(device.type):
-            stack.enter_context(torch.autocast(device.type, enabled=False))
-        yield
+class PlainArithmetic:
+    """An update happens in the midst of the user's forward pass: not in its graph, transform, precision or mode.
+
+    A context manager for each bucket of each step, so it does nothing that is not needed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._records = False
+        self._left: ExitStack | None = None
+
+    def __enter__(self) -> None:
+        """Leave what is entered."""
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        inference = torch.is_inference_mode_enabled()
+        if transformed or inference or torch.is_autocast_enabled(self._device.type):
+            self._left = ExitStack()
+            self._left.enter_context(torch._C._DisableFuncTorch())
+            if inference:
+                self._left.enter_context(torch.inference_mode(False))
+            self._left.enter_context(torch.autocast(self._device.type, enabled=False))
+        self._records = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *error: object) -> None:
+        """Enter it again."""
+        torch._C._set_grad_enabled(self._records)
+        if self._left is not None:
+            self._left.close()

@@ -15,7 +15,7 @@ from paceline.train.dear.backpipe import BackPipe
 from paceline.train.dear.bucket import Bucket, Phase
 from paceline.train.dear.buckets import Shape, lay_out
 from paceline.train.dear.control import Decision
-from paceline.train.dear.feedpipe import FeedPipe, plain_arithmetic
+from paceline.train.dear.feedpipe import FeedPipe, PlainArithmetic
 from paceline.train.dear.groups import Groups
 from paceline.train.dear.guard import Guard
 from paceline.train.dear.order import learnt, out_of_order, worth_learning
@@ -87,7 +87,7 @@ class Pipeline:
             bucket = self.back.bucket_of(index)
             if bucket.phase is Phase.PENDING:
                 self._arrivals.append(bucket.number)
-                self.feed.complete(bucket)
+                self.feed.complete(bucket, self.buckets[bucket.number + 1 :])
             elif bucket.phase is Phase.REDUCING:
                 away = True
             else:
@@ -204,15 +204,19 @@ class Pipeline:
         else:
             self.reduce()
         if not (self.back.gathered and not self.sharded):
-            if self._at_once and isinstance(self.update, ShardedUpdate):
-                self.update.update(self.buckets)
-            for bucket in self.buckets:
-                if not self._at_once:
-                    with plain_arithmetic(bucket.flat.device):
-                        self.update.prepare(bucket)
-                self.feed.launch(bucket)
+            self._launch()
         self.back.settled(gathered=False)
         self.end_step()
+
+    def _launch(self) -> None:
+        """Let all-gathers go, the first one soon: it is awaited first. Then twice as many at a time, or all at once."""
+        begin, count = 0, len(self.buckets) if self._at_once else 1
+        while some := self.buckets[begin : begin + count]:
+            with PlainArithmetic(some[0].flat.device):
+                self.update.prepare(some)
+            for bucket in some:
+                self.feed.launch(bucket)
+            begin, count = begin + count, 2 * count
 
     def _step_gathered(self) -> None:
         """The gradients were read, and perhaps changed, before step(): what is in ``p.grad`` counts."""
@@ -237,8 +241,8 @@ class Pipeline:
         gradients = [parameter.grad for parameter in bucket.parameters]
         for parameter in bucket.parameters:
             parameter.grad = None
-        with plain_arithmetic(bucket.flat.device):
-            self.update.arrived(bucket)
+        with PlainArithmetic(bucket.flat.device):
+            self.update.arrived([bucket])
         for parameter, gradient in zip(bucket.parameters, gradients, strict=True):
             parameter.grad = gradient
         bucket.used = [False] * len(bucket.used)

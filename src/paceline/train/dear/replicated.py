@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,27 +26,33 @@ class ReplicatedUpdate:
         """Remember the hyper-parameters of step()."""
         self._hyper_parameters = self._partial.hyper_parameters()
 
-    def prepare(self, bucket: Bucket) -> None:
-        """The shard of the mean gradient is what all ranks need."""
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
+        """The shards of the mean gradients are what all ranks need."""
 
-    def arrived(self, bucket: Bucket) -> None:
+    def arrived(self, buckets: Sequence[Bucket]) -> None:
         """Update with the mean gradients, which stay in ``p.grad`` unless they were dropped meanwhile."""
         by_group: list[list[nn.Parameter]] = [[] for _ in range(self._num_groups)]
         newer: dict[int, torch.Tensor] = {}
-        for index, parameter, view, used in zip(
-            bucket.indexes, bucket.parameters, bucket.views, bucket.used, strict=True
-        ):
-            if used:
-                gradient = parameter.grad
-                if gradient is not None:  # of a graph older than step()
-                    newer[index] = gradient
-                parameter.grad = view
-                by_group[self._group_of[id(parameter)]].append(parameter)
+        for bucket in buckets:
+            for index, parameter, view, used in zip(
+                bucket.indexes, bucket.parameters, bucket.views, bucket.used, strict=True
+            ):
+                if used:
+                    gradient = parameter.grad
+                    if gradient is not None:  # of a graph older than step()
+                        newer[index] = gradient
+                    parameter.grad = view
+                    by_group[self._group_of[id(parameter)]].append(parameter)
         self._partial.run(self._hyper_parameters, by_group)
-        if not (newer or bucket.dropped):
-            return
-        for index, parameter in zip(bucket.indexes, bucket.parameters, strict=True):
-            if index in bucket.dropped:
-                parameter.grad = newer.get(index)
-            elif index in newer and parameter.grad is not None:
-                parameter.grad.add_(newer[index])
+        for bucket in buckets:
+            if newer or bucket.dropped:
+                _take_back(bucket, newer)
+
+
+def _take_back(bucket: Bucket, newer: dict[int, torch.Tensor]) -> None:
+    """Gradients that were dropped are nobody's; newer ones stay, or are added to those that stay."""
+    for index, parameter in zip(bucket.indexes, bucket.parameters, strict=True):
+        if index in bucket.dropped:
+            parameter.grad = newer.get(index)
+        elif index in newer and parameter.grad is not None:
+            parameter.grad.add_(newer[index])

@@ -68,12 +68,8 @@ class ShardedUpdate:
         """Remember the hyper-parameters of step()."""
         self._hyper_parameters = self._partial.hyper_parameters()
 
-    def prepare(self, bucket: Bucket) -> None:
-        """Update this rank's pieces and put them into the shard."""
-        self.update([bucket])
-
-    def update(self, buckets: Sequence[Bucket]) -> None:
-        """The same for several buckets in one step of the optimizer."""
+    def prepare(self, buckets: Sequence[Bucket]) -> None:
+        """Update this rank's pieces, in one step of the optimizer, and put them into the shards."""
         by_group: list[list[torch.Tensor]] = [[] for _ in range(self._num_groups)]
         state: defaultdict[torch.Tensor, State] = defaultdict(dict)
         owned = [own for bucket in buckets for own in self._fresh(bucket)]
@@ -99,9 +95,10 @@ class ShardedUpdate:
                     owned[position] = _own(own.parameter, own.place, bucket.shard)
         return owned
 
-    def arrived(self, bucket: Bucket) -> None:
+    def arrived(self, buckets: Sequence[Bucket]) -> None:
         """Copy the new weights into the parameters."""
-        torch._foreach_copy_([*bucket.parameters], bucket.views)
+        parameters: list[torch.Tensor] = [parameter for bucket in buckets for parameter in bucket.parameters]
+        torch._foreach_copy_(parameters, [view for bucket in buckets for view in bucket.views])
 
     def consolidated(self) -> dict[int, State]:
         """The whole state by index of the parameter, the same on all ranks; every rank must ask."""

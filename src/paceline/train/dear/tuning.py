@@ -81,7 +81,7 @@ class Tuner:
 
     def _finish(self) -> int:
         self.searching = False
-        winner = best(self.trials)
+        winner = best(self.trials, use_library=self._library)
         log.info("fusion: %s is best", format_size(winner.threshold_bytes))
         if self._path is not None:
             save(self._path, winner.threshold_bytes, self.trials)
