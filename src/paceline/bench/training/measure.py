@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from paceline.lab import Lab
 
 CALIBRATED_STEPS = 5
+"""Iterations of the bare module whose median is compared with its profile."""
+
 PROGRAM = Path(__file__).with_name("rank_program.py")
 Seen = Callable[[str, float], None]
 

@@ -64,7 +64,7 @@ def sweep(replay: Replay, strategy: str, lab: Lab | None, seen: Seen) -> SweepRe
         seen(f"{strategy}: finds its bucket size", 0.5)
         found = {tuned: prepared(started[1], replay, order_for(replay, AUTO_BYTES, between_s))}
         add_block(started[1], Samples(), replay, Block(0, TUNING_ITERATIONS - CHECKED_STEPS))
-        best_bytes = min(points, key=lambda point: point.time.median_s).bucket_bytes or 1
+        best_bytes, _ = min(zip(sizes, points, strict=True), key=lambda pair: pair[1].time.median_s)
         found[fixed] = prepared(started[0], replay, order_for(replay, best_bytes, between_s))
         take_turns(started[:2], found, replay, lambda what, share: seen(what, 0.8 + 0.2 * share))
     return SweepResults(

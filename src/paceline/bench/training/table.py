@@ -80,7 +80,7 @@ def caption(setting: Setting, machine: Machine) -> Iterable[str]:
     yield f"times: {setting.source}"
     yield f"communication to computation as with {setting.network}; its start-ups are not replayed, the lab's are real"
     computed = f"forward {format_duration(setting.forward_s)}, backward {format_duration(setting.backward_s)}"
-    if setting.bounds is None:
+    if setting.bounds is None or setting.layered_s is None:
         yield f"{computed}; on one host links have no limit, so there are no bounds"
     else:
         bounds = setting.bounds
@@ -91,7 +91,7 @@ def caption(setting: Setting, machine: Machine) -> Iterable[str]:
         )
         yield (
             f"DeAR's bound with the gradients and times of these layers, in buckets of any size: "
-            f"{format_duration(setting.layered_s or 0.0)}, {(setting.layered_s or 0.0) / bounds.dear_s:.3f} of it"
+            f"{format_duration(setting.layered_s)}, {setting.layered_s / bounds.dear_s:.3f} of it"
         )
     yield "iteration: median of n, each as long as on its slowest rank"
     yield from machine_words(machine)
