@@ -10,34 +10,54 @@ import torch
 
 from paceline.bench.results import save_json
 from paceline.bench.training.measure import Replay, measure
-from paceline.bench.training.plot import draw_training
+from paceline.bench.training.plot import draw_sweep, draw_training
 from paceline.bench.training.profile import LayerProfile, Profile, uniform_profile
 from paceline.bench.training.rank import wrap
 from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, gradient, groups_of
 from paceline.bench.training.scaling import Scale
 from paceline.bench.training.strategies import STRATEGIES
-from paceline.bench.training.table import caption, training_table
+from paceline.bench.training.sweep import grid, sweep
+from paceline.bench.training.table import caption, sweep_legend, sweep_table, training_table
 from paceline.ir.cluster import Cluster
 from ranks import BACKEND, Member, run_ranks
 
 TINY = Profile("tiny", (LayerProfile("a", (5, 2), 0.0, 0.0), LayerProfile("b", (3,), 0.0, 0.0)), "made up")
 
 
-@pytest.mark.timeout(90)
-def test_strategies_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_ALGORITHM", "allreduce:ring")
-    profile = uniform_profile()
-    replay = Replay(
-        profile=profile,
+def _replay(strategy: str) -> Replay:
+    return Replay(
+        profile=uniform_profile(),
         network="none",
         scale=Scale(1e-3, 1e-2),
         cluster=Cluster.preset("lan8"),
-        strategies=["ddp"],
+        strategies=[strategy],
         num_ranks=2,
         iterations=3,
         rounds=2,
     )
-    results = measure(replay, None, lambda _what, _share: None)
+
+
+@pytest.mark.timeout(90)
+def test_a_sweep_ends_with_the_best_beside_the_find(tmp_path: Path) -> None:
+    shares: list[float] = []
+    results = sweep(_replay("dear"), "dear", None, lambda _what, share: shares.append(share))
+    assert [point.bucket_bytes for point in results.grid] == grid(results.setting.gradient_bytes)
+    fastest = min(results.grid, key=lambda point: point.time.median_s)
+    assert results.best.bucket_bytes == fastest.bucket_bytes
+    assert results.tuned.bucket_bytes is None
+    assert all(point.wrong == 0 and point.time.count == 3 for point in (*results.grid, results.best, results.tuned))
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert sweep_table(results).row_count == len(results.grid) + 2
+    assert "60 iterations" in sweep_legend(results)
+    draw_sweep(results, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(90)
+def test_strategies_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_ALGORITHM", "allreduce:ring")
+    results = measure(_replay("ddp"), None, lambda _what, _share: None)
     assert [row.strategy for row in results.rows] == ["ddp", "alone"]
     assert all(row.wrong == 0 and row.time.count == 3 for row in results.rows)
     assert results.of("ddp").ddp_over is not None
