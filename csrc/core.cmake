@@ -5,6 +5,7 @@ find_package(Threads REQUIRED)
 set(PACELINE_SANITIZE "" CACHE STRING "address,undefined or thread")
 
 add_library(paceline_core STATIC
+  ${CMAKE_CURRENT_LIST_DIR}/common/cores.cc
   ${CMAKE_CURRENT_LIST_DIR}/common/log.cc
   ${CMAKE_CURRENT_LIST_DIR}/common/sha256.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/collectives.cc

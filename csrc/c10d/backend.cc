@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "c10d/rendezvous.h"
+#include "common/cores.h"
 
 namespace paceline {
 namespace {
@@ -20,6 +20,17 @@ constexpr std::chrono::microseconds kPollingAlone = std::chrono::microseconds(10
 
 // Beyond this a clock's nanoseconds would not do, and nobody waits.
 constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
+
+// Ranks that have no core each poll less: they take it in turns. So does who has only a network to wait for.
+Waiting way_to_wait(const std::vector<std::string>& hosts, size_t rank) {
+  const auto self = hosts.begin() + static_cast<std::ptrdiff_t>(rank);
+  const auto before = static_cast<size_t>(std::count(hosts.begin(), self, *self));
+  const auto here = before + static_cast<size_t>(std::count(self, hosts.end(), *self));
+  if (here == 1) return {kPollingAlone, -1};
+  const std::vector<int> cores = allowed_cores();
+  if (cores.empty() || here <= cores.size()) return {kPolling, -1};
+  return {kPollingInTurns, cores[before % cores.size()]};
+}
 
 }  // namespace
 
@@ -35,10 +46,7 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
     // Ranks that can share memory are on one host, whatever it is called.
     hosts.push_back(address.shm.empty() ? address.host : address.shm.substr(0, address.shm.find(' ')));
   }
-  // Ranks that have no core each poll less: they take it in turns. So does who has only a network to wait for.
-  const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<size_t>(rank)]);
-  const bool in_turns = here > static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency());
-  polls_ = here == 1 ? kPollingAlone : in_turns ? kPollingInTurns : kPolling;
+  waiting_ = way_to_wait(hosts, static_cast<size_t>(rank));
   try {
     Plans plans = settings_.make_planner(rank, size, part, hosts, [this](int to, int from, uint64_t bytes) {
       return exchange_seconds(to, from, bytes);
@@ -105,7 +113,7 @@ c10::intrusive_ptr<Work> Backend::make_work(c10d::OpType type, const char* title
                                             Tensors outputs, size_t parts) {
   auto work = c10::make_intrusive<Work>(rank_, type, title, inputs, std::move(outputs), sequence_.load() + 1,
                                         static_cast<int>(parts));
-  work->let_help(engine_, group_, polls_);
+  work->let_help(engine_, group_, waiting_);
   return work;
 }
 
@@ -152,9 +160,10 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
 Backend::WorkPtr Backend::exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs,
                                    Request request) {
   const auto work = make_work(type, title, inputs, std::move(outputs));
+  const bool asynchronous = request.asynchronous;
   for (at::Tensor& input : inputs) work->keep(std::move(input));
   post(work, std::move(request));
-  return work;
+  return handle(work, asynchronous);
 }
 
 }  // namespace paceline

@@ -127,7 +127,7 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<Options> options_;
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Group> group_;
-  std::chrono::microseconds polls_{0};
+  Waiting waiting_;
   std::shared_ptr<Programs> programs_;
   uint64_t least_awaiting_bytes_ = UINT64_MAX;  // all-reduces from this size on await a decision
   std::atomic<uint64_t> sequence_{0};

@@ -66,7 +66,7 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs, const
   const Tensors& list = single(outputs, "all_gather");
   const auto work = make_work(c10d::OpType::ALLGATHER, "paceline:all_gather", inputs, list);
   add_allgather(work, list, single(inputs, "all_gather"), options.timeout, options.asyncOp);
-  return work;
+  return handle(work, options.asyncOp);
 }
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -76,7 +76,7 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
   const Tensors inputs{input};
   const auto work = make_work(c10d::OpType::_ALLGATHER_BASE, "paceline:_all_gather_base", inputs, {output});
   add_allgather(work, parts(output, size_, "all_gather_into_tensor"), input, options.timeout, options.asyncOp);
-  return work;
+  return handle(work, options.asyncOp);
 }
 
 Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
@@ -99,7 +99,7 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inp
     }
     add_allgather(work, list, inputs[i], options.timeout, options.asyncOp);
   }
-  return work;
+  return handle(work, options.asyncOp);
 }
 
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -111,7 +111,7 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tens
     add_allgather(work, parts(outputs[i], size_, "all_gather_into_tensor_coalesced"), inputs[i], options.timeout,
                   options.asyncOp);
   }
-  return work;
+  return handle(work, options.asyncOp);
 }
 
 Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
@@ -267,7 +267,7 @@ Backend::WorkPtr Backend::exchange_all(const Tensors& given, const Tensors& resu
   const auto work = make_work(c10d::OpType::ALLTOALL, "paceline:all_to_all", given, results);
   for (at::Tensor& tensor : kept) work->keep(std::move(tensor));
   post(work, std::move(request));
-  return work;
+  return handle(work, options.asyncOp);
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {

@@ -79,7 +79,7 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   if (tensors.front().layout() == at::kSparse) return allreduce_sparse(tensors, options);
   const auto work = make_work(c10d::OpType::ALLREDUCE, "paceline:all_reduce", tensors, tensors);
   add_allreduce(work, tensors.front(), options.reduceOp, options.timeout, options.asyncOp);
-  return work;
+  return handle(work, options.asyncOp);
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -88,7 +88,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
       make_work(c10d::OpType::ALLREDUCE_COALESCED, "paceline:all_reduce", tensors, tensors, tensors.size());
   for (const at::Tensor& tensor : tensors)
     add_allreduce(work, tensor, options.reduceOp, options.timeout, options.asyncOp);
-  return work;
+  return handle(work, options.asyncOp);
 }
 
 // As Gloo has it: every rank learns how many entries each has, then their indices and values, and adds them up. Ranks
@@ -205,7 +205,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   const Tensors& list = single(inputs, "reduce_scatter");
   const auto work = make_work(c10d::OpType::REDUCE_SCATTER, "paceline:reduce_scatter", list, outputs);
   add_reduce_scatter(work, single(outputs, "reduce_scatter"), list, options.reduceOp, options.timeout, options.asyncOp);
-  return work;
+  return handle(work, options.asyncOp);
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -216,7 +216,7 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
   const auto work = make_work(c10d::OpType::_REDUCE_SCATTER_BASE, "paceline:_reduce_scatter_base", inputs, {output});
   add_reduce_scatter(work, output, parts(input, size_, "reduce_scatter_tensor"), options.reduceOp, options.timeout,
                      options.asyncOp);
-  return work;
+  return handle(work, options.asyncOp);
 }
 
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -229,7 +229,7 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
     add_reduce_scatter(work, outputs[i], parts(inputs[i], size_, "reduce_scatter_tensor_coalesced"), options.reduceOp,
                        options.timeout, options.asyncOp);
   }
-  return work;
+  return handle(work, options.asyncOp);
 }
 
 }  // namespace paceline

@@ -54,6 +54,12 @@ void run_elsewhere(std::function<void()> task) {
   callbacks->run(std::move(task));
 }
 
+c10::intrusive_ptr<c10d::Work> handle(const c10::intrusive_ptr<Work>& work, bool asynchronous) {
+  if (asynchronous) return work;
+  work->wait(kNoTimeout);
+  return nullptr;
+}
+
 std::exception_ptr backend_error(const std::string& message) {
   try {
     C10_THROW_ERROR(DistBackendError, message);
@@ -91,10 +97,10 @@ void Work::settle(const c10::intrusive_ptr<c10::ivalue::Future>& future) {
   }
 }
 
-void Work::let_help(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, std::chrono::microseconds polls) {
+void Work::let_help(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, const Waiting& waiting) {
   engine_ = std::move(engine);
   group_ = std::move(group);
-  polls_ = polls;
+  waiting_ = waiting;
 }
 
 void Work::posted(const Operation& operation) {
@@ -107,7 +113,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   const Clock::time_point until = bounded ? Clock::now() + timeout : Clock::time_point::max();
   if (!finished_) {
     if (!bounded && when_awaited_) when_awaited_();
-    engine_->help(finished_, until, polls_);
+    engine_->help(finished_, until, waiting_);
   }
   bool done = false;
   if (bounded) {

@@ -18,8 +18,8 @@ class Work final : public c10d::Work {
   Work(int rank, c10d::OpType type, const char* title, const std::optional<std::vector<at::Tensor>>& inputs,
        std::vector<at::Tensor> outputs, uint64_t sequence, int parts = 1);
 
-  // Whoever waits does the engine's work meanwhile, polling for so long before it sleeps.
-  void let_help(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, std::chrono::microseconds polls);
+  // Whoever waits does the engine's work meanwhile, in this way.
+  void let_help(std::shared_ptr<Engine> engine, std::shared_ptr<Group> group, const Waiting& waiting);
   // A part of it was posted as this operation, the last so far.
   void posted(const Operation& operation);
   // Called before anybody waits for it without a time limit of his own.
@@ -44,7 +44,7 @@ class Work final : public c10d::Work {
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Group> group_;
-  std::chrono::microseconds polls_{0};
+  Waiting waiting_;
   std::atomic<bool> finished_{false};
   std::function<void()> when_awaited_;
   Kind kind_ = Kind::kBarrier;
@@ -58,6 +58,10 @@ class Work final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool settled_ = false;
 };
+
+// What a collective returns: its handle, or nothing after it has ended, where its caller is going to wait at once.
+// To wait here saves a way through Python, which takes longer than a small collective itself.
+c10::intrusive_ptr<c10d::Work> handle(const c10::intrusive_ptr<Work>& work, bool asynchronous);
 
 // The exception people catch: torch.distributed.DistBackendError.
 std::exception_ptr backend_error(const std::string& message);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "engine/engine.h"
 #include "engine/group.h"
@@ -175,7 +176,7 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
     const bool keep = connection.hung_up() || (!dear && early_bytes_ < kMostEarlyBytes);
     if (!keep) return FrameHandler::Verdict::kPause;
     Receiving& receiving = receiving_[&connection];
-    receiving.early = true;
+    receiving.begun = receiving.early = true;
     receiving.operation.reset();
     receiving.buffer = group_.engine().scratch().take(sent ? header.length : header.streamed_bytes());
     *to = receiving.buffer.data();
@@ -185,6 +186,7 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
   const int64_t access = check(connection.peer(), *operation, header);
   if (access < 0 || header.type == FrameType::kPulled) return FrameHandler::Verdict::kTake;
   Receiving& receiving = receiving_[&connection];
+  receiving.begun = true;
   receiving.early = false;
   receiving.operation = operation;
   receiving.access = static_cast<uint32_t>(access);
@@ -206,10 +208,11 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
 void Collectives::on_frame(Connection& connection, const FrameHeader& header, const uint8_t* bytes) {
   if (header.type == FrameType::kPosted) return;
   const auto entry = receiving_.find(&connection);
-  if (entry != receiving_.end() && entry->second.early) {
-    early_bytes_ += entry->second.buffer.size() + sizeof(Early);
-    early_[header.seq].push_back({connection.peer(), header, std::move(entry->second.buffer)});
-    receiving_.erase(entry);
+  Receiving receiving;
+  if (entry != receiving_.end()) receiving = std::exchange(entry->second, {});
+  if (receiving.early) {
+    early_bytes_ += receiving.buffer.size() + sizeof(Early);
+    early_[header.seq].push_back({connection.peer(), header, std::move(receiving.buffer)});
     const std::shared_ptr<Operation> called = find(header.seq);  // while the frame arrived
     if (called != nullptr && !called->awaits()) replay(called);
     return;
@@ -217,9 +220,7 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header, co
   const std::shared_ptr<Operation> operation = find(header.seq);
   if (operation == nullptr || operation->awaits()) return;
   if (header.type == FrameType::kPulled) return take_back(operation, connection.peer(), header);
-  if (entry == receiving_.end()) return;
-  Receiving receiving = std::move(entry->second);
-  receiving_.erase(entry);
+  if (!receiving.begun) return;
   if (header.type == FrameType::kAt) return borrow(operation, receiving.access, header, receiving.address);
   operation->progress[receiving.access].moved += header.length;
   if (receiving.buffer.data() != nullptr) {
@@ -264,11 +265,11 @@ void Collectives::take(const std::shared_ptr<Operation>& operation, uint32_t acc
 void Collectives::apply(const std::shared_ptr<Operation>& operation, uint32_t access) {
   const auto found = operation->arrived.find(access);
   if (found == operation->arrived.end()) return;
-  std::deque<Operation::Block>& blocks = found->second;
+  std::vector<Operation::Block>& blocks = found->second;
   while (!blocks.empty() && !blocks.front().lent &&
          blocks.front().offset + blocks.front().length <= limit(*operation, access)) {
     const Operation::Block block = std::move(blocks.front());
-    blocks.pop_front();
+    blocks.erase(blocks.begin());
     write(*operation, access, block.offset, block.buffer.data(), block.length);
     advance(operation, access, block.length);
     if (!group_.failure().empty()) return;

@@ -61,8 +61,8 @@ class Collectives {
   // What a peer is owed, by collective.
   struct Outgoing {
     struct Queue {
-      uint32_t left = 0;           // accesses not yet handed over completely
-      std::deque<uint32_t> ready;  // accesses with bytes to hand over
+      uint32_t left = 0;            // accesses not yet handed over completely
+      std::vector<uint32_t> ready;  // accesses with bytes to hand over, the first is the next
     };
     std::map<uint64_t, Queue> queues;
     uint64_t posted = 0;  // the peer has called collectives up to this one
@@ -113,6 +113,7 @@ class Collectives {
 
   // The frame being received on a connection, where its payload goes to scratch first.
   struct Receiving {
+    bool begun = false;
     std::shared_ptr<Operation> operation;
     uint32_t access = 0;
     ScratchPool::Buffer buffer;

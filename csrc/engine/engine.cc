@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/cores.h"
 #include "common/log.h"
 #include "transport/pulls.h"
 #include "transport/shm/shm.h"
@@ -26,6 +28,9 @@ constexpr auto kEncore = std::chrono::milliseconds(10);
 // so long, and twice as long each time it is found again.
 constexpr auto kLongYield = std::chrono::microseconds(1000);
 constexpr std::chrono::milliseconds kComputing{5}, kLongestComputing{160};
+
+// A poller that the system took to another core stays there for so long.
+constexpr auto kAway = std::chrono::milliseconds(10);
 
 // Below this a ring that stays in cache is faster than a pull: the kernel pins every page, and the sender waits for it.
 constexpr uint64_t kLeastLentBytes = 1 << 20;
@@ -250,7 +255,7 @@ bool Engine::busy() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->busy(); });
 }
 
-void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds polls) {
+void Engine::help(const std::atomic<bool>& done, Clock::time_point until, const Waiting& waiting) {
   Entry entry(*this);
   if (helping_ || done || stopping_) return;
   helping_ = true;
@@ -265,7 +270,7 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::c
     changed_.wait(entry.lock(), [this] { return parked_; });
   }
   const Clock::time_point begin = Clock::now();
-  Clock::time_point polls_until = begin < yields_from_ ? begin : begin + polls;
+  Clock::time_point polls_until = begin < yields_from_ ? begin : begin + waiting.polls;
   bool worked = true;  // posting may have left some: look before sleeping
   while (!done) {
     const Clock::time_point now = Clock::now();
@@ -282,15 +287,19 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, std::c
       computing_ = {};
       continue;
     }
-    if (!yield(entry.lock())) polls_until = now;
+    if (!yield(entry.lock(), waiting.core)) polls_until = now;
   }
 }
 
 // Lets whoever waits for this core have it. False when that took long: somebody computes, and a caller that is asleep
 // gets the core back sooner.
-bool Engine::yield(std::unique_lock<std::mutex>& lock) {
+bool Engine::yield(std::unique_lock<std::mutex>& lock, int core) {
   lock.unlock();
   const Clock::time_point begin = Clock::now();
+  if (core >= 0 && ::sched_getcpu() != core && begin >= moved_at_ + kAway) {
+    move_to(core);
+    moved_at_ = begin;
+  }
   std::this_thread::yield();
   const Clock::time_point end = Clock::now();
   lock.lock();
@@ -316,16 +325,16 @@ bool Engine::can_pull() const {
 bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   if (can_pull() || (timeout_ms > 0 && !poller_.fall_asleep())) timeout_ms = 0;
   asleep_ = timeout_ms > 0;
-  const bool glances = timeout_ms == 0 && !worked_ && poller_.may_glance();
+  const bool glances = timeout_ms == 0 && poller_.may_glance();
   lock.unlock();
   while (callers_.load() > 0) std::this_thread::yield();
   const int count = glances ? 0 : poller_.wait(timeout_ms);
   lock.lock();
   asleep_ = false;
-  worked_ = poller_.dispatch(count);
-  for (size_t i = 0; i < groups_.size(); ++i) worked_ = groups_[i]->collectives().pull() || worked_;
+  bool worked = poller_.dispatch(count);
+  for (size_t i = 0; i < groups_.size(); ++i) worked = groups_[i]->collectives().pull() || worked;
   changed_.notify_all();
-  return worked_;
+  return worked;
 }
 
 // While callers poll, and for a moment after: the next one will come soon.

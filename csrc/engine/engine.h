@@ -36,6 +36,14 @@ struct EngineOptions {
   bool lend_all = false;  // large payload is pulled by ranks of one host also where that is slower
 };
 
+// How a caller waits: for so long it polls before it sleeps, and lets others have the core between two looks.
+struct Waiting {
+  std::chrono::microseconds polls{0};
+  // The one to poll on where ranks share cores. The system leaves pollers where they are, and a core with three of
+  // four ranks is three times as slow as two cores with two each.
+  int core = -1;  // any
+};
+
 class Engine {
  public:
   explicit Engine(const EngineOptions& options);
@@ -70,8 +78,7 @@ class Engine {
   // Somebody waits for it from now on: it ends within this time.
   void hurry(const std::shared_ptr<Message>& message, std::chrono::milliseconds timeout);
   // Does the progress thread's work until `done` or the time is over, or returns at once when another caller does.
-  // Looks for events for so long before it sleeps, and lets others have the core between two looks.
-  void help(const std::atomic<bool>& done, Clock::time_point until, std::chrono::microseconds polls);
+  void help(const std::atomic<bool>& done, Clock::time_point until, const Waiting& waiting);
   std::string failure(const std::shared_ptr<Group>& group);
   // The same, for a caller with something of this title.
   std::string failure_of(const std::shared_ptr<Group>& group, const std::string& title);
@@ -119,7 +126,7 @@ class Engine {
   void park(std::unique_lock<std::mutex>& lock);
   // One turn of whoever polls; returns whether anything had happened.
   bool turn(std::unique_lock<std::mutex>& lock, int timeout_ms);
-  bool yield(std::unique_lock<std::mutex>& lock);
+  bool yield(std::unique_lock<std::mutex>& lock, int core);
   bool busy() const;
   bool can_pull() const;
   int tick();
@@ -134,11 +141,11 @@ class Engine {
   Introductions introductions_;
   Bell bell_;
   bool asleep_ = false;  // whoever polls is in epoll
-  bool worked_ = false;  // the last turn had something to do
   bool parked_ = false;
   bool helping_ = false;
   bool attended_ = false;  // the progress thread is asked to poll at once
   Clock::time_point helped_at_;
+  Clock::time_point moved_at_;              // to the core to poll on
   Clock::time_point yields_from_;           // others need the cores until then
   std::chrono::milliseconds computing_{0};  // for how long, when that was found last
   std::condition_variable unparked_;

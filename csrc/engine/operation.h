@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -86,7 +85,7 @@ struct Operation {
     uint64_t address = 0;
     uint64_t unacknowledged = 0;
   };
-  std::map<uint32_t, std::deque<Block>> arrived;
+  std::map<uint32_t, std::vector<Block>> arrived;  // the first is the next
 
   bool awaits() const { return program == nullptr; }
   std::string title() const { return paceline::title(call.kind, seq); }

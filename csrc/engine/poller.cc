@@ -49,6 +49,7 @@ bool Poller::fall_asleep() {
 
 int Poller::wait(int timeout_ms) {
   const int count = ::epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()), timeout_ms);
+  asked_at_ = Clock::now();
   return count < 0 ? 0 : count;  // only a signal can do that
 }
 

@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -41,22 +42,23 @@ class Poller {
 
   // Before a wait that may sleep: false when there is something in memory, so that it must not. Call with the lock.
   bool fall_asleep();
-  // Whether a turn that waits for nothing can do with a look at memory, without asking the kernel. Call with the lock.
-  bool may_glance() { return !memories_.empty() && ++glances_ % kGlances != 0; }
+  // Whether a turn that waits for nothing can do with a look at memory: the kernel was asked just before.
+  bool may_glance() const { return !memories_.empty() && Clock::now() < asked_at_ + kGlancing; }
   // Sleeps until something happens or the time is over; returns the number of events. Call without the lock.
   int wait(int timeout_ms);
   // Hands the events, and what is in memory, to their watchers; returns whether there was anything. Call with the lock.
   bool dispatch(int count);
 
  private:
-  static constexpr uint32_t kGlances = 8;
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kGlancing = std::chrono::microseconds(20);
 
   Fd epoll_;
   const pid_t process_ = ::getpid();
   std::vector<epoll_event> events_;
   std::vector<Watcher*> memories_;
   bool asleep_ = false;
-  uint32_t glances_ = 0;
+  Clock::time_point asked_at_;
   std::vector<std::unique_ptr<Watcher>> graves_;
 };
 

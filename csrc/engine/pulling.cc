@@ -41,7 +41,7 @@ void Collectives::take_back(const std::shared_ptr<Operation>& operation, uint32_
 // Which block of an access can be pulled now, or -1.
 int64_t Collectives::pullable(Operation& operation, uint32_t access) const {
   if (operation.progress[access].lent == 0) return -1;
-  const std::deque<Operation::Block>& blocks = operation.arrived[access];
+  const std::vector<Operation::Block>& blocks = operation.arrived[access];
   const auto lent = std::find_if(blocks.begin(), blocks.end(), [](const auto& block) { return block.lent; });
   const bool first = lent == blocks.begin() && limit(operation, access) > lent->offset;
   return first || operation.program->accesses()[access].ahead ? lent - blocks.begin() : -1;
@@ -79,7 +79,7 @@ bool Collectives::pull() {
   Connection* connection = group_.connection(access.peer, Lane::kCollective);
   if (which < 0 || connection == nullptr) return true;
 
-  std::deque<Operation::Block>& blocks = operation->arrived[index];
+  std::vector<Operation::Block>& blocks = operation->arrived[index];
   const auto block = blocks.begin() + which;
   const uint64_t allowed = limit(*operation, index);
   const uint64_t offset = block->offset;

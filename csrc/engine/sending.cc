@@ -34,7 +34,7 @@ void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t in
   if (connection != nullptr && ready < bytes && ready - progress.moved < connection->slice_bytes()) return;
   progress.queued = true;
   // What belongs to an earlier step goes first, also when it became ready later: others wait for it.
-  std::deque<uint32_t>& queue = outgoing_[access.peer].queues[operation->seq].ready;
+  std::vector<uint32_t>& queue = outgoing_[access.peer].queues[operation->seq].ready;
   const std::vector<Access>& all = operation->program->accesses();
   queue.insert(std::upper_bound(queue.begin(), queue.end(), index,
                                 [&](uint32_t a, uint32_t b) { return all[a].step < all[b].step; }),
@@ -82,7 +82,7 @@ void Collectives::on_room(Connection& connection) {
       hand_over(connection, operation->second, access);
       const Operation::Progress& progress = operation->second->progress[access];
       if (progress.queued) continue;
-      queue.ready.pop_front();
+      queue.ready.erase(queue.ready.begin());
       if (progress.moved == operation->second->places[operation->second->program->accesses()[access].chunk].bytes) {
         --queue.left;
       }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from datetime import timedelta
@@ -73,6 +74,26 @@ def futures_of_all(me: Member) -> None:
         assert work.is_completed(), name
 
 
+def nothing_to_wait_for(me: Member) -> None:
+    """What was called to be waited for has ended when it returns, with the result or nothing in hand."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    for size in (1, 1000, 1 << 20):
+        mine = numbers(me.rank, size)
+        work = backend.allreduce([mine], options)
+        assert work is None or work.wait()
+        same(mine, sum(numbers(rank, size) for rank in range(me.world_size)), size)
+
+
+def cores_stay_free(_: Member) -> None:
+    """Ranks that share cores take turns on them without giving up any."""
+    before = os.sched_getaffinity(0)
+    for _turn in range(100):
+        dist.barrier()
+    assert os.sched_getaffinity(0) == before
+
+
 def many_in_flight(me: Member) -> None:
     """Sixty collectives on four groups, started in an order that differs between ranks except within a group.
 
@@ -112,7 +133,7 @@ def dropped_works(me: Member) -> None:
         same(tensor, sum(numbers(rank, 50_000) for rank in range(me.world_size)), "started before the barrier")
 
 
-@pytest.mark.parametrize("function", [life_of_a_work, futures_of_all, many_in_flight])
+@pytest.mark.parametrize("function", [life_of_a_work, futures_of_all, nothing_to_wait_for, many_in_flight])
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_works(function: object, world_size: int) -> None:
     run_ranks(function, world_size)
@@ -120,6 +141,10 @@ def test_works(function: object, world_size: int) -> None:
 
 def test_dropped_works_happen() -> None:
     run_ranks(dropped_works, 3)
+
+
+def test_ranks_that_share_cores_keep_them_all() -> None:
+    run_ranks(cores_stay_free, 2 + len(os.sched_getaffinity(0)))
 
 
 def a_time_limit(me: Member) -> str:

@@ -133,7 +133,7 @@ TEST_P(Transports, WaitingCallersHelp) {
           };
           ranks.engine(rank).post(ranks.group(rank), operation, false);
           const auto until = Clock::now() + 60s;
-          while (!done && Clock::now() < until) ranks.engine(rank).help(done, until, polls);
+          while (!done && Clock::now() < until) ranks.engine(rank).help(done, until, {polls, -1});
         }
       });
     }
