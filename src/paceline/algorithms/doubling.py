@@ -10,13 +10,14 @@ from paceline.ir.collective import Collective, Kind
 from paceline.ir.transfers import Transfers
 
 
-@algorithm(Kind.ALL_REDUCE, num_moves=lambda c, _: c.num_ranks * c.num_ranks.bit_length())
+@algorithm(Kind.ALL_REDUCE, Kind.BARRIER, num_moves=lambda c, _: c.num_ranks * c.num_ranks.bit_length())
 def doubling(collective: Collective) -> Draft:
     """Partners at distance 1, 2, 4, ... swap and add their whole buffers.
 
     Any n (pairs of ranks fold into one when n is not a power of two). Steps: ceil(log2 n), plus one when n is not a
     power of two. Bytes a rank: as many buffers as steps, so for small buffers. Each rank sets
-    aside one buffer. Lateness: the whole work remains.
+    aside one buffer. Lateness: the whole work remains. As a barrier, which needs a power of two to be as short as
+    dissemination, it has partners wait for each other: of ranks that share cores the slowest is sooner done.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
     """

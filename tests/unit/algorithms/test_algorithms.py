@@ -57,6 +57,7 @@ STEPS = {
     ("pairwise", Kind.ALL_TO_ALL): lambda n: n - 1,
     ("one_shot", Kind.ALL_REDUCE): lambda n: min(1, n - 1),
     ("doubling", Kind.ALL_REDUCE): lambda n: int(log2(n)) + (2 if n & (n - 1) else 0),
+    ("doubling", Kind.BARRIER): lambda n: int(log2(n)) + (2 if n & (n - 1) else 0),
     ("halving_doubling", Kind.ALL_REDUCE): lambda n: 2 * int(log2(n)) + (2 if n & (n - 1) else 0),
     ("multicast", Kind.ALL_GATHER): lambda n: n if n > 1 else 0,
 }

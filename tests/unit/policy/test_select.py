@@ -56,7 +56,14 @@ def test_what_is_wanted_is_taken() -> None:
 
 
 def test_a_name_for_all_counts_where_it_can() -> None:
-    assert select(Collective(Kind.BARRIER, 8), LAN, 1, wanted={None: "ring"}).algorithm == "dissemination"
+    assert select(Collective(Kind.BARRIER, 8), LAN, 1, wanted={None: "ring"}).algorithm == "doubling"
+
+
+def test_a_barrier_takes_no_step_more_than_it_must() -> None:
+    for n in range(2, 20):
+        found = select(Collective(Kind.BARRIER, n), Cluster.uniform(n), 1)
+        assert found.schedule.num_steps == (n - 1).bit_length(), n
+        assert found.algorithm == ("dissemination" if n & (n - 1) else "doubling"), n
 
 
 def test_a_wanted_algorithm_that_cannot_serve_is_refused() -> None:
