@@ -18,7 +18,15 @@ from paceline.bench.results import Machine
 from paceline.bench.training.profile import Profile
 from paceline.bench.training.results import Row, Setting, TrainingResults
 from paceline.bench.training.scaling import Scale, bounds_of, layered_s
-from paceline.bench.training.strategies import ALONE, CHECKED_STEPS, Job, replayer
+from paceline.bench.training.strategies import (
+    ALONE,
+    AUTO_BYTES,
+    CHECKED_STEPS,
+    TUNED,
+    TUNING_ITERATIONS,
+    Job,
+    replayer,
+)
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 
@@ -102,11 +110,13 @@ def measure(replay: Replay, lab: Lab | None, seen: Seen) -> TrainingResults:
     seen(f"starting {replay.num_ranks} ranks of {', '.join(names)}", 0.0)
     contenders = [replayer(replay.job(name)) for name in names]
     with crews(contenders, replay.num_ranks, program=PROGRAM, lab=lab, timeout_s=replay.timeout_s) as started:
-        prepare = order_for(replay, replay.scaled_bucket_bytes, calibrate(started[-1], replay, seen))
+        between_s = calibrate(started[-1], replay, seen)
+        prepare = order_for(replay, replay.scaled_bucket_bytes, between_s)
         found = {}
         for crew in started:
-            seen(f"{crew.contender.name} checks its weights", 0.0)
-            found[crew.contender.name] = prepared(crew, replay, prepare)
+            name = crew.contender.name
+            seen(f"{name} {'finds its bucket size' if name.endswith(TUNED) else 'checks its weights'}", 0.0)
+            found[name] = searched(crew, replay, between_s) if name.endswith(TUNED) else prepared(crew, replay, prepare)
         take_turns(started, found, replay, seen)
         versions = {crew.contender.name: crew.versions for crew in started}
         environment = {crew.contender.name: crew.contender.variables for crew in started}
@@ -127,6 +137,13 @@ def prepared(crew: Crew, replay: Replay, prepare: Prepare) -> Samples:
     """Have the model wrapped and its weights checked; no times yet."""
     answers = crew.ask(prepare, Prepared, replay.words, expected_s=2 * CHECKED_STEPS * replay.scaled.compute_s)
     return Samples(wrong=sum(one.wrong for one in answers))
+
+
+def searched(crew: Crew, replay: Replay, between_s: float) -> Samples:
+    """The same for a strategy that finds its bucket size; then it has time to do so."""
+    samples = prepared(crew, replay, order_for(replay, AUTO_BYTES, between_s))
+    add_block(crew, Samples(), replay, Block(0, TUNING_ITERATIONS - CHECKED_STEPS))
+    return samples
 
 
 def take_turns(started: Sequence[Crew], found: Mapping[str, Samples], replay: Replay, seen: Seen) -> None:

@@ -25,6 +25,8 @@ STRATEGIES = {
     "ddp": "paceline",
     "dear": "paceline",
     "dear-sharded": "paceline",
+    "dear-tuned": "paceline",
+    "dear-sharded-tuned": "paceline",
     "fsdp2": "paceline",
 }
 """Names of the command line, and the backend they run on."""
@@ -32,6 +34,11 @@ STRATEGIES = {
 AUTO_BYTES = 0
 """The bucket size that asks a strategy to find its own."""
 
+TUNED = "-tuned"
+"""How the name of a strategy ends that finds its own before the clock runs."""
+
+TUNING_ITERATIONS = 60
+"""So many iterations a search may take; then the clock runs."""
 
 CHECKED_STEPS = 6
 """Iterations before the clock runs: buckets are made anew after the first, and weights are checked after the last."""

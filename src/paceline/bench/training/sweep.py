@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.bench.crew import crews
-from paceline.bench.measure import Samples
 from paceline.bench.rank_process.messages import Block
 from paceline.bench.results import Machine
 from paceline.bench.training.measure import (
@@ -18,18 +17,16 @@ from paceline.bench.training.measure import (
     calibrate,
     order_for,
     prepared,
+    searched,
     take_turns,
 )
 from paceline.bench.training.results import SweepPoint, SweepResults
-from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, replayer
+from paceline.bench.training.strategies import ALONE, TUNING_ITERATIONS, replayer
 
 if TYPE_CHECKING:
     from paceline.lab import Lab
 
 GRID_POINTS = 12
-TUNING_ITERATIONS = 60
-"""So many iterations a search may take; then the clock runs."""
-
 SPAN = 100
 """The largest bucket over the smallest."""
 
@@ -62,8 +59,7 @@ def sweep(replay: Replay, strategy: str, lab: Lab | None, seen: Seen) -> SweepRe
             add_block(started[0], samples, replay, Block(1, replay.iterations))
             points.append(SweepPoint.of(size, samples))
         seen(f"{strategy}: finds its bucket size", 0.5)
-        found = {tuned: prepared(started[1], replay, order_for(replay, AUTO_BYTES, between_s))}
-        add_block(started[1], Samples(), replay, Block(0, TUNING_ITERATIONS - CHECKED_STEPS))
+        found = {tuned: searched(started[1], replay, between_s)}
         best_bytes, _ = min(zip(sizes, points, strict=True), key=lambda pair: pair[1].time.median_s)
         found[fixed] = prepared(started[0], replay, order_for(replay, best_bytes, between_s))
         take_turns(started[:2], found, replay, lambda what, share: seen(what, 0.8 + 0.2 * share))

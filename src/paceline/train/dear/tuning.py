@@ -24,6 +24,8 @@ log = logging.getLogger("paceline.dear")
 STEPS_PER_TRIAL = 5
 LOW_BYTES = 1_000_000
 HIGH_BYTES = 256_000_000
+"""Between these a search looks, or from a hundredth of a small model to all of it."""
+
 START_BYTES = 25_000_000
 
 
@@ -43,7 +45,7 @@ class Tuner:
         self.trials: list[Trial] = []
         self.searching = searching
         self._path = path
-        self._low_bytes = min(LOW_BYTES, high_bytes)
+        self._low_bytes = max(1, min(LOW_BYTES, high_bytes // 100))
         self._high_bytes = high_bytes
         self._clock = clock
         self._times_s: list[float] = []
