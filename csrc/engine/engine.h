@@ -39,8 +39,8 @@ struct EngineOptions {
 // How a caller waits: for so long it polls before it sleeps, and lets others have the core between two looks.
 struct Waiting {
   std::chrono::microseconds polls{0};
-  // The one to poll on where ranks share cores. The system leaves pollers where they are, and a core with three of
-  // four ranks is three times as slow as two cores with two each.
+  // The one to poll on where ranks share cores: the system leaves pollers where they are, and three of four ranks on
+  // one core are much slower than two on each of two.
   int core = -1;  // any
 };
 

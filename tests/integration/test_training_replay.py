@@ -55,6 +55,15 @@ def test_a_sweep_ends_with_the_best_beside_the_find(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(90)
+def test_a_strategy_finds_its_bucket_size_before_the_clock_runs() -> None:
+    heard: list[str] = []
+    results = measure(_replay("dear-tuned"), None, lambda what, _share: heard.append(what))
+    assert "dear-tuned finds its bucket size" in heard
+    assert [row.strategy for row in results.rows] == ["dear-tuned", "alone"]
+    assert all(row.wrong == 0 and row.time.count == 3 for row in results.rows)
+
+
+@pytest.mark.timeout(90)
 def test_strategies_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_ALGORITHM", "allreduce:ring")
     results = measure(_replay("ddp"), None, lambda _what, _share: None)

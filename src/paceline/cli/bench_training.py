@@ -117,7 +117,7 @@ def _compare(replay: Replay, lab: str | None, json: Path | None, plot: Path | No
 def _sweep(replay: Replay, lab: str | None, json: Path | None, plot: Path | None) -> bool:
     """One strategy with many bucket sizes; whether weights were wrong."""
     strategy = replay.strategies[0]
-    if not strategy.startswith("dear"):
+    if strategy not in ("dear", "dear-sharded"):
         raise UsageError("--fusion-sweep is for dear or dear-sharded: name it first in --strategies")
     with _place(lab) as (place, seen):
         results = sweep(replay, strategy, place, seen)

@@ -75,6 +75,20 @@ def test_a_tuner_stays_within_sixty_iterations_and_saves(tmp_path: Path) -> None
     assert (again.threshold_bytes, again.searching) == (tuner.threshold_bytes, False)
 
 
+def test_a_small_model_is_searched_from_a_hundredth_on() -> None:
+    model_bytes, clock = 20_000_000, Clock()
+    tuner = make_tuner("auto", None, model_bytes)
+    tuner._clock = clock
+    while tuner.searching:
+        clock.now_s += _iteration_s(tuner.threshold_bytes, 5e5)
+        if chosen := tuner.next_threshold_bytes():
+            tuner.follow(chosen)
+    tried = [trial.threshold_bytes for trial in tuner.trials]
+    assert min(tried) >= model_bytes // 100
+    assert max(tried) <= model_bytes
+    assert tuner.threshold_bytes < 1_000_000
+
+
 def test_files_and_arguments_that_make_no_sense(tmp_path: Path) -> None:
     for number, text in enumerate(['{"threshold_bytes": "x"}', "[]", "x", '{"threshold_bytes": -1}']):
         path = tmp_path / f"{number}.json"
