@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -86,6 +88,45 @@ def nothing_to_wait_for(me: Member) -> None:
         same(mine, sum(numbers(rank, size) for rank in range(me.world_size)), size)
 
 
+def others_go_on(me: Member) -> None:
+    """Rank 1 comes only when a thread of rank 0, which waits, has called it."""
+
+    def lists() -> list[torch.Tensor]:
+        return [torch.zeros(1) for _ in range(me.world_size)]
+
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(torch.ones(1)),
+        "broadcast": lambda: dist.broadcast(torch.ones(1), 1),
+        "reduce": lambda: dist.reduce(torch.ones(1), 0),
+        "all_gather": lambda: dist.all_gather(lists(), torch.ones(1)),
+        "all_gather_single": lambda: dist.all_gather_single(torch.zeros(me.world_size), torch.ones(1)),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.zeros(1), lists()),
+        "reduce_scatter_single": lambda: dist.reduce_scatter_single(torch.zeros(1), torch.ones(me.world_size)),
+        "all_to_all": lambda: dist.all_to_all(lists(), lists()),
+        "all_to_all_single": lambda: dist.all_to_all_single(torch.zeros(me.world_size), torch.ones(me.world_size)),
+        "gather": lambda: dist.gather(torch.ones(1), lists() if me.rank == 0 else None, 0),
+        "scatter": lambda: dist.scatter(torch.ones(1), lists() if me.rank == 1 else None, 1),
+        "barrier": lambda: dist.barrier(),
+    }
+    for name, call in calls.items():
+        if me.rank == 1:
+            me.store.wait([f"come/{name}"])
+            call()
+            continue
+        calling = threading.Event()
+
+        def invite(word: str, calling: threading.Event) -> None:
+            calling.wait()
+            time.sleep(0.02)  # by now the call waits
+            me.store.set(f"come/{word}", "now")
+
+        thread = threading.Thread(target=invite, args=(name, calling))
+        thread.start()
+        calling.set()
+        call()
+        thread.join()
+
+
 def cores_stay_free(_: Member) -> None:
     """Ranks that share cores take turns on them without giving up any."""
     before = os.sched_getaffinity(0)
@@ -141,6 +182,10 @@ def test_works(function: object, world_size: int) -> None:
 
 def test_dropped_works_happen() -> None:
     run_ranks(dropped_works, 3)
+
+
+def test_threads_of_a_rank_that_waits_go_on() -> None:
+    run_ranks(others_go_on, 2)
 
 
 def test_ranks_that_share_cores_keep_them_all() -> None:
