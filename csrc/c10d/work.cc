@@ -120,7 +120,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
     done = c10d::Work::wait(std::max(left, std::chrono::milliseconds(1)));
   } else {
-    done = c10d::Work::wait(timeout);
+    done = (finished_ && error_.empty()) || c10d::Work::wait(timeout);
   }
   // A root that only sends is done before others have looked at what it sent.
   if (group_->disputes(posted_as_)) {

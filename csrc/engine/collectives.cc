@@ -196,7 +196,7 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
   receiving.buffer = {};
   if (header.type == FrameType::kAt) {
     *to = reinterpret_cast<uint8_t*>(&receiving.address);
-  } else if (now && !write.reduce) {
+  } else if (now && !(write.reduce && operation->reduction != nullptr)) {
     *to = operation->places[write.chunk].work + header.offset;  // straight to where it belongs
   } else if (!now || !Connection::in_place(header)) {
     receiving.buffer = group_.engine().scratch().take(header.length);
@@ -258,6 +258,11 @@ void Collectives::replay(const std::shared_ptr<Operation>& operation) {
 // Bytes have arrived: write them as soon as they may be written.
 void Collectives::take(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t offset, uint64_t length,
                        ScratchPool::Buffer buffer) {
+  const auto before = operation->arrived.find(access);
+  if ((before == operation->arrived.end() || before->second.empty()) && offset + length <= limit(*operation, access)) {
+    write(*operation, access, offset, buffer.data(), length);
+    return advance(operation, access, length);
+  }
   operation->arrived[access].push_back({offset, length, std::move(buffer)});
   apply(operation, access);
 }

@@ -319,7 +319,7 @@ ssize_t Connection::send(std::span<iovec> parts) {
 
 // As many frames as fit. False when no more can go now.
 bool Connection::write_some() {
-  std::array<iovec, 64> parts{};
+  std::array<iovec, 64> parts;  // of which `count` are set
   size_t count = 1;
   parts[0] = {raw_.data(), raw_.size()};
   if (raw_.empty()) count = collect(parts);

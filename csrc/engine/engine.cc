@@ -24,8 +24,8 @@ constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 // After a caller has polled, the progress thread waits this long for the next one before it polls itself.
 constexpr auto kEncore = std::chrono::milliseconds(10);
 
-// A core that is yielded for longer was taken by somebody who computes, which may go on for a while: nobody polls for
-// so long, and twice as long each time it is found again.
+// A core that is yielded for longer was taken by somebody who computes, which may go on for a while, and a caller that
+// is asleep gets the core back sooner: nobody polls for so long, and twice as long each time it is found again.
 constexpr auto kLongYield = std::chrono::microseconds(1000);
 constexpr std::chrono::milliseconds kComputing{5}, kLongestComputing{160};
 
@@ -255,58 +255,57 @@ bool Engine::busy() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->busy(); });
 }
 
+Engine::Helping::Helping(Engine& engine) : engine_(engine) { engine.helping_ = true; }
+
+Engine::Helping::~Helping() {
+  engine_.helping_ = false;
+  engine_.helped_at_ = Clock::now();
+  if (engine_.busy()) engine_.wake();
+}
+
 void Engine::help(const std::atomic<bool>& done, Clock::time_point until, const Waiting& waiting) {
   Entry entry(*this);
   if (helping_ || done || stopping_) return;
-  helping_ = true;
-  // Whatever happens, the progress thread must be able to go on.
-  const std::shared_ptr<void> leaving(nullptr, [this](void*) {
-    helping_ = false;
-    helped_at_ = Clock::now();
-    if (busy()) wake();
-  });
+  const Helping helping(*this);
   if (!parked_) {
     bell_.ring();
     changed_.wait(entry.lock(), [this] { return parked_; });
   }
-  const Clock::time_point begin = Clock::now();
-  Clock::time_point polls_until = begin < yields_from_ ? begin : begin + waiting.polls;
+  Clock::time_point now = Clock::now();
+  Clock::time_point polls_until = now < yields_from_ ? now : now + waiting.polls;
   bool worked = true;  // posting may have left some: look before sleeping
-  while (!done) {
-    const Clock::time_point now = Clock::now();
-    if (now >= until) break;
+  while (!done && now < until) {
     int timeout_ms = 0;
-    if (!worked && now >= polls_until) {
+    const bool polls = now < polls_until;
+    if (!worked && !polls) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
       timeout_ms = static_cast<int>(std::min<int64_t>(tick(), left));
       if (done) break;
     }
-    worked = turn(entry.lock(), timeout_ms);
-    if (now >= polls_until) continue;
-    if (worked || done) {
-      computing_ = {};
-      continue;
+    worked = turn(entry.lock(), timeout_ms, now);
+    if (polls && (worked || done)) computing_ = {};
+    if (done) break;
+    const Clock::time_point begin = now;
+    now = polls && !worked ? yield(entry.lock(), waiting.core, begin) : Clock::now();
+    if (polls && !worked && now - begin >= kLongYield) {
+      computing_ = std::clamp(2 * computing_, kComputing, kLongestComputing);
+      yields_from_ = now + computing_;
+      polls_until = begin;
     }
-    if (!yield(entry.lock(), waiting.core)) polls_until = now;
   }
 }
 
-// Lets whoever waits for this core have it. False when that took long: somebody computes, and a caller that is asleep
-// gets the core back sooner.
-bool Engine::yield(std::unique_lock<std::mutex>& lock, int core) {
+// Lets whoever waits for this core have it; returns when that was over.
+Clock::time_point Engine::yield(std::unique_lock<std::mutex>& lock, int core, Clock::time_point now) {
   lock.unlock();
-  const Clock::time_point begin = Clock::now();
-  if (core >= 0 && ::sched_getcpu() != core && begin >= moved_at_ + kAway) {
+  if (core >= 0 && ::sched_getcpu() != core && now >= moved_at_ + kAway) {
     move_to(core);
-    moved_at_ = begin;
+    moved_at_ = now;
   }
   std::this_thread::yield();
   const Clock::time_point end = Clock::now();
   lock.lock();
-  if (end - begin < kLongYield) return true;
-  computing_ = std::clamp(2 * computing_, kComputing, kLongestComputing);
-  yields_from_ = end + computing_;
-  return false;
+  return end;
 }
 
 // Looks at all deadlines; returns how long to sleep, in milliseconds.
@@ -322,10 +321,10 @@ bool Engine::can_pull() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->collectives().can_pull(); });
 }
 
-bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms) {
+bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::time_point now) {
   if (can_pull() || (timeout_ms > 0 && !poller_.fall_asleep())) timeout_ms = 0;
   asleep_ = timeout_ms > 0;
-  const bool glances = timeout_ms == 0 && poller_.may_glance();
+  const bool glances = timeout_ms == 0 && poller_.may_glance(now);
   lock.unlock();
   while (callers_.load() > 0) std::this_thread::yield();
   const int count = glances ? 0 : poller_.wait(timeout_ms);
@@ -360,7 +359,7 @@ void Engine::run() {
       park(lock);
       worked = true;
     }
-    worked = turn(lock, worked ? 0 : tick());
+    worked = turn(lock, worked ? 0 : tick(), Clock::now());
   }
 }
 

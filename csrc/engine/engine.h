@@ -111,6 +111,16 @@ class Engine {
     std::unique_lock<std::mutex> lock_;
   };
 
+  // A caller polls. Whatever ends that, the progress thread can go on.
+  class Helping {
+   public:
+    explicit Helping(Engine& engine);
+    ~Helping();
+
+   private:
+    Engine& engine_;
+  };
+
   class Bell final : public Watcher {
    public:
     Bell();
@@ -125,8 +135,8 @@ class Engine {
   void run();
   void park(std::unique_lock<std::mutex>& lock);
   // One turn of whoever polls; returns whether anything had happened.
-  bool turn(std::unique_lock<std::mutex>& lock, int timeout_ms);
-  bool yield(std::unique_lock<std::mutex>& lock, int core);
+  bool turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::time_point now);
+  Clock::time_point yield(std::unique_lock<std::mutex>& lock, int core, Clock::time_point now);
   bool busy() const;
   bool can_pull() const;
   int tick();

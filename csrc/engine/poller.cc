@@ -50,6 +50,7 @@ bool Poller::fall_asleep() {
 int Poller::wait(int timeout_ms) {
   const int count = ::epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()), timeout_ms);
   asked_at_ = Clock::now();
+  if (count > 0) heard_at_ = asked_at_;
   return count < 0 ? 0 : count;  // only a signal can do that
 }
 

@@ -28,6 +28,8 @@ class Watcher {
 
 class Poller {
  public:
+  using Clock = std::chrono::steady_clock;
+
   Poller();
 
   void add(int fd, uint32_t events, Watcher* watcher);
@@ -42,23 +44,27 @@ class Poller {
 
   // Before a wait that may sleep: false when there is something in memory, so that it must not. Call with the lock.
   bool fall_asleep();
-  // Whether a turn that waits for nothing can do with a look at memory: the kernel was asked just before.
-  bool may_glance() const { return !memories_.empty() && Clock::now() < asked_at_ + kGlancing; }
+  // Whether a turn that waits for nothing can do with a look at memory: the kernel was asked just before, or has had
+  // nothing to say for a while and was asked not long ago.
+  bool may_glance(Clock::time_point now) const {
+    const bool silent = now > heard_at_ + kSilence;
+    return !memories_.empty() && now < asked_at_ + (silent ? kGlancing : kGlancingAtNews);
+  }
   // Sleeps until something happens or the time is over; returns the number of events. Call without the lock.
   int wait(int timeout_ms);
   // Hands the events, and what is in memory, to their watchers; returns whether there was anything. Call with the lock.
   bool dispatch(int count);
 
  private:
-  using Clock = std::chrono::steady_clock;
-  static constexpr auto kGlancing = std::chrono::microseconds(20);
+  static constexpr auto kSilence = std::chrono::milliseconds(1);
+  static constexpr auto kGlancing = std::chrono::microseconds(100), kGlancingAtNews = std::chrono::microseconds(20);
 
   Fd epoll_;
   const pid_t process_ = ::getpid();
   std::vector<epoll_event> events_;
   std::vector<Watcher*> memories_;
   bool asleep_ = false;
-  Clock::time_point asked_at_;
+  Clock::time_point asked_at_, heard_at_;
   std::vector<std::unique_ptr<Watcher>> graves_;
 };
 
