@@ -21,7 +21,7 @@ namespace {
 std::shared_ptr<Program> make_program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest,
                                       const std::string& name,
                                       const py::array_t<int64_t, py::array::c_style | py::array::forcecast>& table,
-                                      bool in_order) {
+                                      bool in_order, bool in_turn) {
   if (table.ndim() != 2 || table.shape(1) != 6) throw py::value_error("rows have six columns");
   const auto cells = table.unchecked<2>();
   std::vector<Row> rows;
@@ -31,7 +31,7 @@ std::shared_ptr<Program> make_program(uint32_t rank, uint32_t num_ranks, uint32_
                     static_cast<uint32_t>(cells(i, 2)), static_cast<uint32_t>(cells(i, 3)), cells(i, 4) != 0,
                     cells(i, 5) != 0});
   }
-  return std::make_shared<Program>(rank, num_ranks, num_chunks, digest, name, rows, in_order);
+  return std::make_shared<Program>(rank, num_ranks, num_chunks, digest, name, rows, in_order, in_turn);
 }
 
 // Holds a Python object that C++ threads may drop: only with the interpreter's lock, and not when it is gone.
@@ -108,7 +108,7 @@ PYBIND11_MODULE(_c10d, module) {
 
   py::class_<Program, std::shared_ptr<Program>>(module, "Program")
       .def(py::init(&make_program), py::arg("rank"), py::arg("num_ranks"), py::arg("num_chunks"), py::arg("digest"),
-           py::arg("name"), py::arg("rows"), py::arg("in_order") = false)
+           py::arg("name"), py::arg("rows"), py::arg("in_order") = false, py::arg("in_turn") = false)
       .def_property_readonly("name", &Program::name);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")

@@ -76,6 +76,7 @@ class Collectives {
   void start(const std::shared_ptr<Operation>& operation);
   uint64_t limit(const Operation& operation, uint32_t access) const;
   void offer(const std::shared_ptr<Operation>& operation, uint32_t access);
+  bool is_its_turn(const Operation& operation) const;
   static bool in_round(const Operation& operation, uint32_t step);
   void on_received(const std::shared_ptr<Operation>& operation, uint32_t access);
   void hand_over(Connection& connection, const std::shared_ptr<Operation>& operation, uint32_t access);

@@ -21,13 +21,14 @@ struct Touch {
 }  // namespace
 
 Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest, std::string name,
-                 std::span<const Row> rows, bool in_order)
+                 std::span<const Row> rows, bool in_order, bool in_turn)
     : rank_(rank),
       num_ranks_(num_ranks),
       num_chunks_(num_chunks),
       digest_(digest),
       name_(std::move(name)),
       in_order_(in_order),
+      in_turn_(in_turn),
       written_(num_chunks) {
   if (rank >= num_ranks || num_chunks == 0) throw std::invalid_argument("a program needs a rank and chunks");
   std::vector<Touch> touches;

@@ -47,7 +47,7 @@ class Program {
  public:
   // Throws std::invalid_argument when rows are out of range. `name` says which algorithm it is, for people.
   Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest, std::string name,
-          std::span<const Row> rows, bool in_order = false);
+          std::span<const Row> rows, bool in_order = false, bool in_turn = false);
 
   uint32_t rank() const { return rank_; }
   uint32_t num_ranks() const { return num_ranks_; }
@@ -57,6 +57,9 @@ class Program {
   // Whether what is ready to be sent goes in the order of its steps, whoever it is for, and not far ahead of what was
   // received: where a schedule lives by its rounds, sends that share a port would make one another late.
   bool in_order() const { return in_order_; }
+  // Whether it is sent only when few collectives called before it are under way: they are needed first, and what it
+  // sends would take the receivers' ports from them.
+  bool in_turn() const { return in_turn_; }
 
   const std::vector<Access>& accesses() const { return accesses_; }
 
@@ -75,7 +78,7 @@ class Program {
   uint32_t rank_, num_ranks_, num_chunks_;
   uint64_t digest_;
   std::string name_;
-  bool in_order_;
+  bool in_order_, in_turn_;
   std::vector<Access> accesses_;
   std::vector<Peer> peers_;
   std::vector<bool> written_;

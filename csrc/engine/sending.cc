@@ -1,6 +1,7 @@
 // Collectives, the sending side: what goes to whom, in which order.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "engine/collectives.h"
@@ -16,6 +17,10 @@ constexpr auto kGiveWay = std::chrono::milliseconds(20);
 // How many steps a program that lives by its rounds may send ahead of what it has received, for each rank. Fewer leave
 // ports idle; with no limit at all, ranks that fell behind stayed behind, and an exchange could take 1.5 times as long.
 constexpr uint32_t kRoundsAhead = 2;
+
+// How many collectives before it may be under way when one that is sent in turn begins: the last bytes of one must not
+// leave the links idle.
+constexpr std::ptrdiff_t kCollectivesAhead = 1;
 
 }  // namespace
 
@@ -75,6 +80,7 @@ void Collectives::on_room(Connection& connection) {
     if (seq > outgoing.posted && connection.shares_memory() && expects(connection.peer(), seq)) break;
     const auto operation = operations_.find(seq);
     if (operation == operations_.end()) break;
+    if (!connection.shares_memory() && !is_its_turn(*operation->second)) break;
     Outgoing::Queue& queue = entry->second;
     while (!queue.ready.empty() && connection.has_room()) {
       const uint32_t access = queue.ready.front();
@@ -94,6 +100,11 @@ void Collectives::on_room(Connection& connection) {
       ++entry;
     }
   }
+}
+
+bool Collectives::is_its_turn(const Operation& operation) const {
+  if (operation.awaits() || !operation.program->in_turn()) return true;
+  return std::distance(operations_.begin(), operations_.find(operation.seq)) <= kCollectivesAhead;
 }
 
 // Whether something of the peer is still to come for a collective before this one.

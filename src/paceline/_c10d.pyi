@@ -23,6 +23,7 @@ class Program:
         name: str,
         rows: npt.NDArray[np.int64],
         in_order: bool = False,
+        in_turn: bool = False,
     ) -> None: ...
     @property
     def name(self) -> str: ...

@@ -40,14 +40,14 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "off")
 class Options:
     """For one group: ``torch.distributed.new_group(..., pg_options=paceline.Options(algorithm="ring"))``.
 
-    ``algorithm`` and ``late`` are as in the variables, and go before them. ``overlapping`` says that many of the
-    group's collectives are under way at once, so that a message waits behind others wherever it is passed on:
-    algorithms with few hops are taken then. All ranks of a group give the same.
+    ``algorithm`` and ``late`` are as in the variables, and go before them. ``in_turn`` is for groups that have many
+    collectives under way at once, which are needed in the order of their calls: between hosts a rank sends those of
+    a call only when all but one before it have ended there. All ranks of a group give the same.
     """
 
     algorithm: str | None = None
     late: str | None = None
-    overlapping: bool = False
+    in_turn: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Config:
     log_level: str = "warning"
     late: str = "auto"
     deterministic: bool = False
-    overlapping: bool = False
+    in_turn: bool = False
 
     def told(self, options: object) -> Config:
         """These settings, and what somebody has said in code for one group."""
@@ -72,7 +72,7 @@ class Config:
             raise UsageError(f"pg_options of a paceline group are paceline.Options, not {type(options).__name__}")
         algorithms = self.algorithms if options.algorithm is None else _parse_algorithms(options.algorithm)
         late = self.late if options.late is None else _parse_late(options.late)
-        return replace(self, algorithms=algorithms, late=late, overlapping=options.overlapping)
+        return replace(self, algorithms=algorithms, late=late, in_turn=options.in_turn)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:

@@ -41,11 +41,10 @@ class Planner:
     def __call__(self, kind: str, root: int, size_bytes: int, exact: bool, choice: str) -> Program:
         """This rank's program for a request."""
         collective = Collective(Kind(kind), self._cluster.num_ranks, root)
-        wanted, overlapping = self._config.algorithms, self._config.overlapping
-        plain = select(collective, self._cluster, size_bytes, exact=exact, wanted=wanted, overlapping=overlapping)
+        plain = select(collective, self._cluster, size_bytes, exact=exact, wanted=self._config.algorithms)
         chosen = stragglers.decide(collective, self._cluster, size_bytes, choice or self._always, plain)
         if chosen is plain:
-            return program(plain.proof, self._rank)
+            return program(plain.proof, self._rank, in_turn=self._config.in_turn)
         return program(chosen.proof, self._rank, name=_title(chosen), in_order=True)
 
     def forecast(self, records: Sequence[Raw]) -> str:

@@ -21,7 +21,8 @@ std::shared_ptr<const Program> Schedule::program(uint32_t rank, uint32_t num_ran
       rows.push_back({transfer.step, transfer.from, transfer.chunk, transfer.count, true, transfer.reduce});
     }
   }
-  return std::make_shared<Program>(rank, num_ranks, num_chunks, std::hash<std::string>{}(name), name, rows, in_order);
+  return std::make_shared<Program>(rank, num_ranks, num_chunks, std::hash<std::string>{}(name), name, rows, in_order,
+                                   in_turn);
 }
 
 Schedule swap_all_reduce() { return {"swap", 1, {{0, 0, 1, 0, 1, true}, {0, 1, 0, 0, 1, true}}}; }

@@ -38,6 +38,7 @@ struct Schedule {
   uint32_t num_chunks = 1;
   std::vector<Transfer> transfers;
   bool in_order = false;
+  bool in_turn = false;
 
   std::shared_ptr<const Program> program(uint32_t rank, uint32_t num_ranks) const;
 };

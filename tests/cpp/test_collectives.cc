@@ -174,6 +174,30 @@ TEST_P(Transports, WhoWaitsForItsRoundGoesOn) {
   }
 }
 
+// Rank 0 awaits rank 2 in two collectives, so a third one that goes in turn is not sent to rank 1, which needs nobody
+// else for it, until one of the two has ended. Memory has no ports to share, and holds nothing back.
+TEST_P(Transports, WhatGoesInTurnWaitsForWhatWasCalledBefore) {
+  Ranks ranks(3, options());
+  run(ranks, {ring_all_reduce(3), Kind::kAllReduce, 3, 3, 1});  // all are connected
+  const Schedule from_last{"from last", 1, {{0, 2, 0, 0, 1, false}}, false, true};
+  const Schedule to_next{"to next", 1, {{0, 0, 1, 0, 1, false}}, false, true};
+  const Job first(from_last, Kind::kBroadcast, 3, 100, 1), second(from_last, Kind::kBroadcast, 3, 100, 2);
+  const Job third(to_next, Kind::kBroadcast, 3, 100, 3);
+  std::vector<Pending> others;
+  for (const Job* job : {&first, &second}) {
+    for (const uint32_t rank : {0u, 1u}) others.push_back(ranks.post(rank, job->operation(rank)));
+  }
+  others.push_back(ranks.post(0, third.operation(0)));
+  const Pending received = ranks.post(1, third.operation(1));
+  std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(received.ready(), options().shm);
+  others.push_back(ranks.post(2, first.operation(2)));
+  EXPECT_EQ(received.wait(), "");
+  others.push_back(ranks.post(2, second.operation(2)));
+  others.push_back(ranks.post(2, third.operation(2)));
+  for (const Pending& entry : others) EXPECT_EQ(entry.wait(), "");
+}
+
 // A rank that has done its part may leave at once; the others still finish. Rank 2 comes late, so that rank 1 has what
 // rank 0 sent, and cannot write it before rank 2 has read what was there.
 TEST_P(Transports, ARankMayLeaveWhenItsPartIsDone) {

@@ -45,9 +45,9 @@ def test_nonsense_gets_a_sentence_that_names_the_variable(variable: str, value: 
 
 def test_what_a_group_is_told_in_code_goes_before_the_variables() -> None:
     config = Config.from_environment({"PACELINE_ALGORITHM": "ring", "PACELINE_LATE": "off"})
-    told = config.told(Options(algorithm="allgather:direct", overlapping=True))
+    told = config.told(Options(algorithm="allgather:direct", in_turn=True))
     assert told.algorithms == {Kind.ALL_GATHER: "direct"}
-    assert (told.late, told.overlapping) == ("off", True)
+    assert (told.late, told.in_turn) == ("off", True)
     assert config.told(Options()) == config.told(None) == config
 
 

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from paceline._c10d import Program
 
 
-def program(proof: Proof, rank: int, name: str | None = None, *, in_order: bool = False) -> Program:
+def program(
+    proof: Proof, rank: int, name: str | None = None, *, in_order: bool = False, in_turn: bool = False
+) -> Program:
     """The program of one rank, named for people. Only proofs are taken, so nothing unproven reaches a wire.
 
     ``in_order`` has the engine send what is ready in the order of its steps, whoever it is for, and not far ahead of
-    what it has received.
+    what it has received. ``in_turn`` has it wait with sending until few collectives called before are under way.
     """
     from paceline._c10d import Program
 
@@ -35,6 +37,7 @@ def program(proof: Proof, rank: int, name: str | None = None, *, in_order: bool 
         name=schedule.algorithm if name is None else name,
         rows=rows(schedule, rank),
         in_order=in_order,
+        in_turn=in_turn,
     )
 
 

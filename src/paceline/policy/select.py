@@ -22,16 +22,19 @@ LOCAL_LATENCY_S = 5e-6
 _CLOSE = 1.02
 """Prices this close are equal: the model does not know better, and the simpler algorithm is taken."""
 
-_CLOSE_WHERE_OTHERS_WAIT = 1.1
-"""The same where a message waits behind others at every hop, which the model does not know at all."""
-
 _SIMPLE_FIRST = ("ring", "direct", "doubling", "chain", "binomial", "dissemination", "pairwise")
-"""Between hosts, one that never sends to many at once; where many collectives are under way at once, that where bytes
-are passed on least."""
+"""Between hosts, one that never sends to many at once."""
 
-_FEW_HOPS_FIRST = ("direct", "doubling", "ring", "chain", "binomial", "dissemination", "pairwise")
-
-_FEW_PARTNERS_FIRST = ("halving_doubling", *_FEW_HOPS_FIRST)
+_FEW_PARTNERS_FIRST = (
+    "halving_doubling",
+    "direct",
+    "doubling",
+    "ring",
+    "chain",
+    "binomial",
+    "dissemination",
+    "pairwise",
+)
 """On one host: what comes from many at once is copied until it is its turn to be added."""
 
 
@@ -42,13 +45,11 @@ def select(
     *,
     exact: bool = False,
     wanted: Mapping[Kind | None, str] | None = None,
-    overlapping: bool = False,
 ) -> Plan:
     """The plan to run: the wanted algorithm, or the one with the lowest price.
 
     ``exact`` says that the order of additions is free: whole numbers, minima, copies. Where it is not, an algorithm
-    whose ranks add in different orders is left out, since all ranks must end with the same bits. ``overlapping`` says
-    that many collectives are under way at once.
+    whose ranks add in different orders is left out, since all ranks must end with the same bits.
 
     >>> select(Collective(Kind.ALL_REDUCE, 8), Cluster.preset("lan8"), 64e6).algorithm
     """
@@ -63,10 +64,8 @@ def select(
     if not plans:
         raise UsageError(f"no algorithm serves {collective}")
     best_s = min(found.cost.exposed_s for found in plans)
-    close_s = best_s * (_CLOSE_WHERE_OTHERS_WAIT if overlapping else _CLOSE)
-    close = [found for found in plans if found.cost.exposed_s <= close_s]
-    usual = _SIMPLE_FIRST if len(cluster.hosts) > 1 else _FEW_PARTNERS_FIRST
-    order = _FEW_HOPS_FIRST if overlapping else usual
+    close = [found for found in plans if found.cost.exposed_s <= best_s * _CLOSE]
+    order = _SIMPLE_FIRST if len(cluster.hosts) > 1 else _FEW_PARTNERS_FIRST
     return min(close, key=lambda found: _simplicity(found, order))
 
 

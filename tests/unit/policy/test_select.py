@@ -90,10 +90,3 @@ def test_pieces_are_named_with_the_algorithm() -> None:
             select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: text})
     with pytest.raises(UsageError, match="doubling has no parameter 'pieces'"):
         select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: "doubling/2"})
-
-
-def test_where_others_are_under_way_nothing_is_passed_on() -> None:
-    collective = Collective(Kind.ALL_GATHER, 8)
-    alone, among_others = select(collective, LAN, 6e6), select(collective, LAN, 6e6, overlapping=True)
-    assert (alone.algorithm, among_others.algorithm) == ("ring", "direct")
-    assert among_others.cost.exposed_s <= 1.1 * alone.cost.exposed_s

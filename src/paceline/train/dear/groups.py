@@ -56,7 +56,7 @@ def make_groups(process_group: Any, device_mesh: DeviceMesh | None) -> Groups:
     rank, num_ranks = dist.get_rank(parent), dist.get_world_size(parent)
     if num_ranks == 1:
         return Groups(parent, parent, parent, rank, 1)
-    gather = _twin(parent, "gather", Options(overlapping=True))
+    gather = _twin(parent, "gather", Options(in_turn=True))
     return Groups(parent, _twin(parent, "reduce"), gather, rank, num_ranks)
 
 
