@@ -78,7 +78,7 @@ class ReplayLayer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Pass the input on, after the layer's time."""
-        out: torch.Tensor = _Compute.apply(x, self, *self.parameters(recurse=False))  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _Compute.apply(x, self, *self._parameters.values())  # type: ignore[no-untyped-call]
         return out
 
 

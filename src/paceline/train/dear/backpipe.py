@@ -192,8 +192,8 @@ class BackPipe:
             said = torch.tensor(words(used, residual, decision(), standings), dtype=torch.int64, device=self._device)
             self._recorder.launched(AGREEMENT, 0, said.numel() * said.element_size())
             work = dist.all_reduce(said, group=self._groups.reduce, async_op=True)
-            for bucket in reversed(self._buckets):
-                self.settle(bucket)
+            self.settle(self._buckets[1:])  # while the first, which left last, is under way
+            self.settle(self._buckets[:1])
             self._wait(AGREEMENT, 0, cast(dist.Work, work))
             self._agreement = agreement(said.tolist(), len(self._parameters), len(standings))
             for bucket, late in zip(self._buckets, self._agreement.residual, strict=True):
@@ -220,17 +220,19 @@ class BackPipe:
     def _second_round(self, bucket: Bucket) -> None:
         first = bucket.shard.clone()
         self._send(bucket)
-        self.settle(bucket)
+        self.settle([bucket])
         bucket.shard.add_(first)
 
-    def settle(self, bucket: Bucket) -> None:
-        """Wait until the shard has the mean of all ranks' gradients."""
-        if bucket.reduction is None:
-            return
-        self._wait(OPERATION, bucket.number, bucket.reduction)
-        bucket.reduction = None
-        if self.divisor != 1:
-            bucket.shard.mul_(1.0 / self.divisor)
+    def settle(self, buckets: Sequence[Bucket]) -> None:
+        """Wait until the shards have the means of all ranks' gradients."""
+        sums = []
+        for bucket in reversed(buckets):
+            if bucket.reduction is not None:
+                self._wait(OPERATION, bucket.number, bucket.reduction)
+                bucket.reduction = None
+                sums.append(bucket.shard)
+        if sums and self.divisor != 1:
+            torch._foreach_mul_(sums, 1.0 / self.divisor)
 
     def _wait(self, operation: str, number: int, work: dist.Work) -> None:
         began_s, was_done = time.perf_counter(), work.is_completed()
