@@ -48,7 +48,13 @@ def training(
     ] = None,
     iterations: Annotated[int, typer.Option(help="Timed, of each strategy.")] = 15,
     rounds: Annotated[int, typer.Option(help="How often the strategies take turns.")] = 3,
-    bucket_mb: Annotated[float, typer.Option(help="What is fused, in megabytes of the true model.")] = 25.0,
+    bucket_mb: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-6,
+            help="What is fused, in megabytes of the true model. Default: 25; DataParallel's own for a large model.",
+        ),
+    ] = None,
     sweet_spot: Annotated[
         bool, typer.Option("--sweet-spot", help="Instead of a model: equal layers, communication 4/3 of computation.")
     ] = False,
@@ -85,7 +91,7 @@ def training(
         num_ranks=cluster.num_ranks if lab else ranks or 2,
         iterations=iterations,
         rounds=rounds,
-        bucket_bytes=round(bucket_mb * 1e6),
+        bucket_bytes=None if bucket_mb is None else round(bucket_mb * 1e6),
         timeout_s=timeout,
     )
     wrong = _sweep(replay, lab, json, plot) if fusion_sweep else _compare(replay, lab, json, plot)

@@ -19,6 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+USUAL_BYTES = 25_000_000
+"""As much as DistributedDataParallel fuses, unless the model is large."""
+
+MOST_BUCKETS = 20
+"""More of them hide nothing more, and each costs its start-ups, twice."""
+
 TRIALS = 10
 """How many thresholds are tried."""
 
@@ -30,6 +36,15 @@ _EXPLORE = 0.1
 
 _OPENING = (0.62, 0.25, 0.88)
 """The first trials, as parts of the range (of logarithms): with fewer the process knows nothing."""
+
+
+def usual_threshold(model_bytes: int) -> int:
+    """What to fuse where nobody has said or tried anything.
+
+    >>> usual_threshold(100_000_000), usual_threshold(1_000_000_000)
+    (25000000, 50000000)
+    """
+    return max(USUAL_BYTES, model_bytes // MOST_BUCKETS)
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,12 @@ def test_a_small_model_is_searched_from_a_hundredth_on() -> None:
     assert tuner.threshold_bytes < 1_000_000
 
 
+def test_a_large_model_has_no_more_than_twenty_buckets_by_default() -> None:
+    assert make_tuner(None, None, 100_000_000).threshold_bytes == 25_000_000
+    assert make_tuner(None, None, 1_344_929_032).threshold_bytes == 67_246_451
+    assert not make_tuner(None, None, 10**9).searching
+
+
 def test_files_and_arguments_that_make_no_sense(tmp_path: Path) -> None:
     for number, text in enumerate(['{"threshold_bytes": "x"}', "[]", "x", '{"threshold_bytes": -1}']):
         path = tmp_path / f"{number}.json"

@@ -22,6 +22,7 @@ from paceline.bench.training.strategies import (
     ALONE,
     AUTO_BYTES,
     CHECKED_STEPS,
+    DEAR,
     TUNED,
     TUNING_ITERATIONS,
     Job,
@@ -29,6 +30,7 @@ from paceline.bench.training.strategies import (
 )
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
+from paceline.policy.fusion import USUAL_BYTES, usual_threshold
 
 if TYPE_CHECKING:
     from paceline.lab import Lab
@@ -44,7 +46,7 @@ Seen = Callable[[str, float], None]
 class Replay:
     """What to replay: a profile at its true size, its scale, the cluster it is scaled to, and who takes part.
 
-    ``bucket_bytes`` is that of the true model; it is scaled like sizes are.
+    ``bucket_bytes`` is that of the true model; it is scaled like sizes are. None: what each strategy fuses by itself.
     """
 
     profile: Profile
@@ -55,7 +57,7 @@ class Replay:
     num_ranks: int
     iterations: int = 15
     rounds: int = 3
-    bucket_bytes: int = 25_000_000
+    bucket_bytes: int | None = None
     timeout_s: float = 120.0
     scaled: Profile = field(init=False)
 
@@ -76,10 +78,12 @@ class Replay:
         """What the ranks are doing."""
         return f"a replay of {self.profile.model}"
 
-    @property
-    def scaled_bucket_bytes(self) -> int:
-        """What strategies fuse in the lab."""
-        return max(1, round(self.bucket_bytes * self.scale.size_factor))
+    def scaled_bucket_bytes(self, strategy: str) -> int:
+        """What a strategy fuses in the lab."""
+        true_bytes = self.bucket_bytes
+        if true_bytes is None:
+            true_bytes = usual_threshold(self.profile.gradient_bytes) if strategy.startswith(DEAR) else USUAL_BYTES
+        return max(1, round(true_bytes * self.scale.size_factor))
 
     def setting(self, lab: Lab | None) -> Setting:
         """How to read the figures; without a lab there are no limits."""
@@ -95,7 +99,7 @@ class Replay:
             size_factor=self.scale.size_factor,
             time_factor=self.scale.time_factor,
             gradient_bytes=self.scaled.gradient_bytes,
-            bucket_bytes=self.scaled_bucket_bytes,
+            bucket_bytes={name: self.scaled_bucket_bytes(name) for name in self.strategies},
             forward_s=self.scaled.forward_s,
             backward_s=self.scaled.backward_s,
             bounds=bounds,
@@ -111,12 +115,14 @@ def measure(replay: Replay, lab: Lab | None, seen: Seen) -> TrainingResults:
     contenders = [replayer(replay.job(name)) for name in names]
     with crews(contenders, replay.num_ranks, program=PROGRAM, lab=lab, timeout_s=replay.timeout_s) as started:
         between_s = calibrate(started[-1], replay, seen)
-        prepare = order_for(replay, replay.scaled_bucket_bytes, between_s)
         found = {}
         for crew in started:
             name = crew.contender.name
             seen(f"{name} {'finds its bucket size' if name.endswith(TUNED) else 'checks its weights'}", 0.0)
-            found[name] = searched(crew, replay, between_s) if name.endswith(TUNED) else prepared(crew, replay, prepare)
+            if name.endswith(TUNED):
+                found[name] = searched(crew, replay, between_s)
+            else:
+                found[name] = prepared(crew, replay, order_for(replay, replay.scaled_bucket_bytes(name), between_s))
         take_turns(started, found, replay, seen)
         versions = {crew.contender.name: crew.versions for crew in started}
         environment = {crew.contender.name: crew.contender.variables for crew in started}
@@ -128,7 +134,7 @@ def measure(replay: Replay, lab: Lab | None, seen: Seen) -> TrainingResults:
 def calibrate(alone: Crew, replay: Replay, seen: Seen) -> float:
     """What passes between two layers of the bare module, on average: seconds beyond its profile."""
     seen("measuring what passes between layers", 0.0)
-    samples = prepared(alone, replay, order_for(replay, replay.scaled_bucket_bytes))
+    samples = prepared(alone, replay, order_for(replay, replay.scaled_bucket_bytes(ALONE)))
     add_block(alone, samples, replay, Block(1, CALIBRATED_STEPS))
     return max(0.0, (samples.summary().median_s - replay.scaled.compute_s) / (2 * len(replay.scaled.layers)))
 

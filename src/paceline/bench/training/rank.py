@@ -18,7 +18,7 @@ from paceline.bench.rank_process.messages import Prepare, Ready, Setup
 from paceline.bench.training.profile import load_profile, uniform_profile
 from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, groups_of
 from paceline.bench.training.scaling import Scale
-from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, VARIABLE, Job
+from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, DEAR, VARIABLE, Job
 from paceline.errors import UsageError
 from paceline.train.dear.wrapper import DataParallel
 
@@ -72,7 +72,7 @@ class ReplayRank:
 
 def wrap(strategy: str, model: ReplayModel, bucket_bytes: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model as a strategy trains it, and its optimizer."""
-    if bucket_bytes == AUTO_BYTES and not strategy.startswith("dear"):
+    if bucket_bytes == AUTO_BYTES and not strategy.startswith(DEAR):
         raise UsageError(f"{strategy} does not find a bucket size by itself: give it one")
     if strategy == "fsdp2":
         sharded = _fully_sharded(model)
@@ -80,7 +80,7 @@ def wrap(strategy: str, model: ReplayModel, bucket_bytes: int) -> tuple[nn.Modul
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     if strategy == ALONE:
         return model, optimizer
-    if strategy.startswith("dear"):
+    if strategy.startswith(DEAR):
         bucket_mb: float | str = "auto" if bucket_bytes == AUTO_BYTES else bucket_bytes / 1e6
         return DataParallel(model, optimizer, sharded="sharded" in strategy, bucket_mb=bucket_mb), optimizer
     # As PyTorch counts: a megabyte is 1024 * 1024 bytes here. Views spare DDP a copy, as users are advised.

@@ -26,7 +26,7 @@ class Setting(msgspec.Struct, frozen=True):
     size_factor: float
     time_factor: float
     gradient_bytes: int
-    bucket_bytes: int
+    bucket_bytes: dict[str, int]  # by strategy
     forward_s: float
     backward_s: float
     bounds: Bounds | None

@@ -31,6 +31,9 @@ STRATEGIES = {
 }
 """Names of the command line, and the backend they run on."""
 
+DEAR = "dear"
+"""How the names of strategies begin that are DataParallel's."""
+
 AUTO_BYTES = 0
 """The bucket size that asks a strategy to find its own."""
 

@@ -10,6 +10,7 @@ from paceline.bench.figures import Ratio
 from paceline.bench.results import Machine
 from paceline.bench.table import machine_words
 from paceline.bench.training.results import Row, Setting, SweepResults, TrainingResults
+from paceline.bench.training.strategies import TUNED
 from paceline.units import format_duration, format_size
 
 
@@ -55,8 +56,13 @@ def _words(ratio: Ratio | None) -> str:
 
 def training_legend(results: TrainingResults) -> str:
     """What the columns of a comparison mean."""
+    names_of: dict[int, list[str]] = {}
+    for name, size in results.setting.bucket_bytes.items():
+        if not name.endswith(TUNED):
+            names_of.setdefault(size, []).append(name)
+    buckets = "; ".join(f"{', '.join(names)}: buckets of {format_size(size)}" for size, names in names_of.items())
     return (
-        f"buckets of {format_size(results.setting.bucket_bytes)}, {results.rounds} interleaved rounds; "
+        f"{buckets}; {results.rounds} interleaved rounds; "
         "exposed: what an iteration is longer than alone; hidden: the rest of the all-reduce at the limit; "
         "x: a peer's time over this one's"
     )

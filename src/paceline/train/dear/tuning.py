@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import FileFormatError, UsageError
-from paceline.policy.fusion import TRIALS, Trial, best, has_library, next_threshold
+from paceline.policy.fusion import TRIALS, Trial, best, has_library, next_threshold, usual_threshold
 from paceline.units import format_duration, format_size
 
 log = logging.getLogger("paceline.dear")
@@ -25,8 +25,6 @@ STEPS_PER_TRIAL = 5
 LOW_BYTES = 1_000_000
 HIGH_BYTES = 256_000_000
 """Between these a search looks, or from a hundredth of a small model to all of it."""
-
-START_BYTES = 25_000_000
 
 
 class Tuner:
@@ -94,8 +92,10 @@ class Tuner:
         self.threshold_bytes = threshold_bytes
 
 
-def make_tuner(bucket_mb: float | str, path: str | Path | None, model_bytes: int) -> Tuner:
+def make_tuner(bucket_mb: float | str | None, path: str | Path | None, model_bytes: int) -> Tuner:
     """A tuner for what the user asked: megabytes, or "auto"; a file of an earlier search ends the search."""
+    if bucket_mb is None:
+        return Tuner(usual_threshold(model_bytes))
     file = Path(path) if path is not None else None
     if isinstance(bucket_mb, str):
         if bucket_mb != "auto":
@@ -103,7 +103,7 @@ def make_tuner(bucket_mb: float | str, path: str | Path | None, model_bytes: int
         if file is not None and file.exists():
             return Tuner(load(file))
         high_bytes = max(2, min(HIGH_BYTES, model_bytes))
-        return Tuner(min(START_BYTES, high_bytes), searching=True, path=file, high_bytes=high_bytes)
+        return Tuner(min(usual_threshold(model_bytes), high_bytes), searching=True, path=file, high_bytes=high_bytes)
     if not bucket_mb > 0:
         raise UsageError(f"bucket_mb is a positive number of megabytes, not {bucket_mb}")
     return Tuner(max(1, round(bucket_mb * 1e6)))

@@ -43,10 +43,10 @@ class DataParallel(nn.Module):
     as they arrive. With ``sharded=True`` each rank updates its part of the parameters, with its part of the
     optimizer's state, and the parameters are gathered. Whoever reads a parameter sees its new value.
 
-    ``bucket_mb`` is how much is sent at once: a number, or "auto" to find it while training; then ``tuning_file``
-    keeps it for the next time. ``elementwise=True`` vouches for an optimizer that is not PyTorch's own: every element
-    is updated by itself, so that parts of a parameter can be. ``log_overlap_every`` logs what was hidden, every so
-    many steps, to the logger "paceline.dear".
+    ``bucket_mb`` is how much is sent at once: a number (25 by default, or a twentieth of a model of more than 500 MB),
+    or "auto" to find it while training; then ``tuning_file`` keeps it for the next time. ``elementwise=True`` vouches
+    for an optimizer that is not PyTorch's own: every element is updated by itself, so that parts of a parameter can
+    be. ``log_overlap_every`` logs what was hidden, every so many steps, to the logger "paceline.dear".
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DataParallel(nn.Module):
         *,
         device_mesh: DeviceMesh | None = None,
         sharded: bool = False,
-        bucket_mb: float | str = 25.0,
+        bucket_mb: float | str | None = None,
         tuning_file: str | Path | None = None,
         broadcast_buffers: bool = True,
         init_sync: bool = True,
@@ -115,7 +115,7 @@ class DataParallel(nn.Module):
                 parameter.copy_(whole)
         self._running.broadcast()
 
-    def _agreed_tuner(self, bucket_mb: float | str, path: str | Path | None, model_bytes: int) -> Tuner:
+    def _agreed_tuner(self, bucket_mb: float | str | None, path: str | Path | None, model_bytes: int) -> Tuner:
         """Rank 0's: only it may have the file."""
         tuner = make_tuner(bucket_mb, path, model_bytes)
         said = [(tuner.threshold_bytes, tuner.searching)]
