@@ -193,10 +193,11 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
   const Access& write = operation->program->accesses()[receiving.access];
   const bool now = limit(*operation, receiving.access) >= header.offset + header.length &&
                    operation->progress[receiving.access].done == header.offset;
+  const bool adds = write.reduce && operation->reduction != nullptr;  // a barrier's bytes are nothing to add
   receiving.buffer = {};
   if (header.type == FrameType::kAt) {
     *to = reinterpret_cast<uint8_t*>(&receiving.address);
-  } else if (now && !(write.reduce && operation->reduction != nullptr)) {
+  } else if (now && !adds) {
     *to = operation->places[write.chunk].work + header.offset;  // straight to where it belongs
   } else if (!now || !Connection::in_place(header)) {
     receiving.buffer = group_.engine().scratch().take(header.length);

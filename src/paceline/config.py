@@ -41,8 +41,8 @@ class Options:
     """For one group: ``torch.distributed.new_group(..., pg_options=paceline.Options(algorithm="ring"))``.
 
     ``algorithm`` and ``late`` are as in the variables, and go before them. ``in_turn`` is for groups that have many
-    collectives under way at once, which are needed in the order of their calls: between hosts a rank sends those of
-    a call only when all but one before it have ended there. All ranks of a group give the same.
+    collectives under way at once, which are needed in the order of their calls: between hosts a rank sends one only
+    when at most one called before it has not ended there. All ranks of a group give the same.
     """
 
     algorithm: str | None = None

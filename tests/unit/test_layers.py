@@ -21,7 +21,7 @@ ALLOWED = {
     "observe": set(),
     "lab": {"ir"},
     "train": {"config", "policy"},
-    "bench": {"all_reduce", "config", "train", "lab", "draw", "algorithms", "ir"},
+    "bench": {"all_reduce", "config", "train", "lab", "draw", "policy", "algorithms", "ir"},
     "demo": {"backend", "observe", "train", "lab", "draw"},
     "cli": {"demo", "bench", "lab", "draw", "policy", "algorithms", "ir"},
 }
