@@ -43,9 +43,10 @@ class Planner:
         collective = Collective(Kind(kind), self._cluster.num_ranks, root)
         plain = select(collective, self._cluster, size_bytes, exact=exact, wanted=self._config.algorithms)
         chosen = stragglers.decide(collective, self._cluster, size_bytes, choice or self._always, plain)
+        in_turn = self._config.in_turn
         if chosen is plain:
-            return program(plain.proof, self._rank, in_turn=self._config.in_turn)
-        return program(chosen.proof, self._rank, name=_title(chosen), in_order=True)
+            return program(plain.proof, self._rank, in_turn=in_turn)
+        return program(chosen.proof, self._rank, name=_title(chosen), in_order=True, in_turn=in_turn)
 
     def forecast(self, records: Sequence[Raw]) -> str:
         """On rank 0, with what was seen since the last time: the choice for collectives to come."""
