@@ -46,4 +46,10 @@ def test_buckets_follow_the_order(found: list[Shape], threshold_bytes: int) -> N
 
 def test_the_first_buckets_are_small() -> None:
     layouts = lay_out([Shape(100, 4)] * 20, range(20), 2_000, 2, first_bytes=800)
-    assert [len(layout.slots) for layout in layouts] == [2, 4, 5, 5, 4]
+    assert [len(layout.slots) for layout in layouts] == [2, 3, 4, 5, 5, 1]
+
+
+def test_what_follows_a_large_parameter_is_still_one_of_the_first() -> None:
+    shapes = [Shape(1000, 4), *[Shape(100, 4)] * 9]
+    layouts = lay_out(shapes, range(10), 2_000, 2, first_bytes=800)
+    assert [len(layout.slots) for layout in layouts] == [1, 2, 3, 4]

@@ -132,11 +132,18 @@ def measure(replay: Replay, lab: Lab | None, seen: Seen) -> TrainingResults:
 
 
 def calibrate(alone: Crew, replay: Replay, seen: Seen) -> float:
-    """What passes between two layers of the bare module, on average: seconds beyond its profile."""
+    """What passes between two layers of the bare module, on average: seconds beyond its profile.
+
+    Found with layers that take their whole time, and again with what was found.
+    """
     seen("measuring what passes between layers", 0.0)
-    samples = prepared(alone, replay, order_for(replay, replay.scaled_bucket_bytes(ALONE)))
-    add_block(alone, samples, replay, Block(1, CALIBRATED_STEPS))
-    return max(0.0, (samples.summary().median_s - replay.scaled.compute_s) / (2 * len(replay.scaled.layers)))
+    between_s = 0.0
+    for _ in range(2):
+        samples = prepared(alone, replay, order_for(replay, replay.scaled_bucket_bytes(ALONE), between_s))
+        add_block(alone, samples, replay, Block(1, CALIBRATED_STEPS))
+        beyond_s = samples.summary().median_s - replay.scaled.compute_s
+        between_s = max(0.0, between_s + beyond_s / (2 * len(replay.scaled.layers)))
+    return between_s
 
 
 def prepared(crew: Crew, replay: Replay, prepare: Prepare) -> Samples:

@@ -15,8 +15,9 @@ ALIGNMENT = 16
 FIRST_BYTES = 250_000
 """The first bucket is at most this large: its reduce-scatter ends last and its all-gather is awaited first."""
 
-GROWTH = 2
-"""The limit of a bucket is so many times that of the one before it, up to the threshold."""
+GROWTH = 1.5
+"""The limit of a bucket is so many times that of the one before it, up to the threshold. With 2, the first layers wait
+longer for their whole bucket than fewer buckets save."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +89,23 @@ def lay_out(
     num_ranks: int,
     first_bytes: int = FIRST_BYTES,
 ) -> list[Layout]:
-    """Fill buckets up to the threshold, in this order, the first ones less; a larger parameter has one of its own.
+    """Fill buckets up to the threshold, in this order, the first ones less.
+
+    A larger parameter has a bucket of its own, which does not count as one of the first: an embedding is large, and
+    computes next to nothing, so what follows it is awaited as soon.
 
     >>> [len(bucket.slots) for bucket in lay_out([Shape(10, 4)] * 12, range(12), 160, num_ranks=2, first_bytes=40)]
-    [1, 2, 4, 4, 1]
+    [1, 1, 2, 3, 4, 1]
     """
     opened: dict[Hashable, list[int]] = {}
     filled: list[list[int]] = []
+    limit_bytes = min(threshold_bytes, first_bytes)
     for index in order:
         shape = shapes[index]
         bucket = opened.get(shape.kind)
-        limit_bytes = min(threshold_bytes, first_bytes * GROWTH ** max(len(filled) - 1, 0))
         if bucket is None or sum(shapes[i].size_bytes for i in bucket) + shape.size_bytes > limit_bytes:
+            if filled and sum(shapes[i].size_bytes for i in filled[-1]) <= limit_bytes:
+                limit_bytes = min(threshold_bytes, int(GROWTH * limit_bytes))
             bucket = opened[shape.kind] = []
             filled.append(bucket)
         bucket.append(index)
