@@ -24,7 +24,7 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline.lab import Lab
 
-_MOST_ITERATIONS = 5000
+_MOST_ITERATIONS = 50_000
 _FEWEST_ITERATIONS = 5
 _WARM_UP_S = 0.1
 _MOST_WARM_UPS = 20

@@ -23,7 +23,7 @@ def test_blocks_fill_the_time_within_bounds() -> None:
     assert _spent(Effort(seconds=2.0, rounds=4), 1 / 64) == [32] * 4
     assert sum(_spent(Effort(seconds=2.0, rounds=5), 10.0)) == 5
     assert sum(_spent(Effort(seconds=2.0, rounds=2), 10.0)) >= 5
-    assert sum(_spent(Effort(seconds=2.0, rounds=5), 1e-7)) == 5000
+    assert sum(_spent(Effort(seconds=2.0, rounds=5), 1e-7)) == 50_000
 
 
 def test_a_block_follows_what_was_spent() -> None:
