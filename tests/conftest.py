@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import HealthCheck, settings
 
 from effort import examples
@@ -14,5 +16,8 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("paceline")
+
+# In a shell's background Ctrl-C is ignored, and what a test starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["paceline.lab.pytest_plugin"]
