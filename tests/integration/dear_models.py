@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
+from paceline.train.dear import pipeline
+from paceline.train.dear.lookout import Lookout
 from ranks import Member
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -95,6 +99,27 @@ def dear(
     net = build(name)
     made = OPTIMIZERS[optimizer](net.parameters())
     return paceline.DataParallel(net, made, bucket_mb=bucket_mb, **options), made
+
+
+class Restless(Lookout):
+    """Decides anew in every step: all buckets but one are all-reduced, none, or half of them."""
+
+    _step = 0
+
+    def next_num_early(self) -> int:
+        self._step += 1
+        return (0, self._most, (self._most + 1) // 2)[self._step % 3]
+
+
+MODES = ("gathered", "restless", "sharded")
+"""Gradients gathered, with buckets that travel in halves at first; the same with a restless rank 0; parameters."""
+
+
+@contextmanager
+def deciding(mode: str) -> Iterator[None]:
+    """How rank 0 decides while a model is made and trained in this mode."""
+    with patch.object(pipeline, "Lookout", Restless if mode == "restless" else Lookout):
+        yield
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:

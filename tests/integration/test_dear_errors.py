@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from dear_models import OPTIMIZERS, apart, batch, build, ddp, dear, fit, loss_of, weights
+from dear_models import OPTIMIZERS, apart, batch, build, ddp, dear, deciding, fit, loss_of, weights
 
 import paceline
 from paceline.errors import StepError
@@ -30,10 +30,15 @@ def _alike(model: torch.nn.Module) -> bool:
     return same
 
 
-def in_backward(me: Member, sharded: bool) -> list[str]:
+def in_backward(me: Member, mode: str) -> list[str]:
     """One rank stumbles when a part of its gradients has left; all skip that step, as a DDP that never tried it."""
+    with deciding(mode):
+        return _in_backward(me, mode)
+
+
+def _in_backward(me: Member, mode: str) -> list[str]:
     reference, theirs = ddp("mlp")
-    model, ours = dear("mlp", sharded=sharded)
+    model, ours = dear("mlp", sharded=mode == "sharded")
     said = []
     for step in range(STEPS):
         try:
@@ -56,11 +61,17 @@ def in_backward(me: Member, sharded: bool) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "sharded", "backend"),
-    [(2, False, BACKEND), (3, True, BACKEND), (2, True, "gloo"), (3, False, "gloo")],
+    ("num_ranks", "mode", "backend"),
+    [
+        (2, "gathered", BACKEND),
+        (3, "restless", BACKEND),
+        (3, "sharded", BACKEND),
+        (2, "sharded", "gloo"),
+        (3, "gathered", "gloo"),
+    ],
 )
-def test_an_error_in_one_backward_is_a_step_that_nobody_makes(num_ranks: int, sharded: bool, backend: str) -> None:
-    for rank, said in enumerate(run_ranks(in_backward, num_ranks, sharded, backend=backend)):
+def test_an_error_in_one_backward_is_a_step_that_nobody_makes(num_ranks: int, mode: str, backend: str) -> None:
+    for rank, said in enumerate(run_ranks(in_backward, num_ranks, mode, backend=backend)):
         (sentence,) = said
         if rank == UNLUCKY:
             assert sentence == "KeyError: 'stumble'"

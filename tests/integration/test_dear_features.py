@@ -1,6 +1,6 @@
-"""What users of DDP expect, on two real ranks: each way of training ends with DDP's weights, in both modes.
+"""What users of DDP expect, on two real ranks: each way of training ends with DDP's weights, in all modes.
 
-A way is the same function for all three; two ranks add in one order, so that most agree in every bit.
+A way is the same function for DDP and all modes; two ranks add in one order, so that most agree in every bit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dear_models import apart, batch, build, loss_of, weights
+from dear_models import MODES, apart, batch, build, deciding, loss_of, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -150,20 +150,21 @@ WAYS: list[Callable[..., None]] = [
 ]
 
 
-def _three(
+def _all_modes(
     make: Callable[[], nn.Module], way: Callable[..., None], me: Member, optimizer_of: Any = _sgd, **options: Any
 ) -> list[float]:
-    """How far both modes end from DDP."""
+    """How far all modes end from DDP."""
     net = make()
     optimizer = optimizer_of(net)
     reference = DistributedDataParallel(net, find_unused_parameters=isinstance(net, Moody))
     way(reference, optimizer, me)
     found = []
-    for sharded in (False, True):
+    for mode in MODES:
         net = make()
         optimizer = optimizer_of(net)
-        model = paceline.DataParallel(net, optimizer, sharded=sharded, bucket_mb=0.002, **options)
-        way(model, optimizer, me)
+        with deciding(mode):
+            model = paceline.DataParallel(net, optimizer, sharded=mode == "sharded", bucket_mb=0.002, **options)
+            way(model, optimizer, me)
         found.append(apart(weights(reference), weights(model)))
     return found
 
@@ -171,7 +172,7 @@ def _three(
 def ways(me: Member) -> dict[str, list[float]]:
     found = {}
     for way in WAYS:
-        found[way.__name__] = _three(lambda: build("mlp"), way, me, lambda net: _sgd(net.parameters()))
+        found[way.__name__] = _all_modes(lambda: build("mlp"), way, me, lambda net: _sgd(net.parameters()))
     return found
 
 
@@ -264,19 +265,20 @@ def architectures(me: Member) -> dict[str, list[float]]:
         return Recurrent()
 
     found = {
-        "moody": _three(seeded(Moody), train, me, grouped),
-        "checkpointed": _three(seeded(lambda: Checkpointed(False)), train, me, grouped),
-        "recurrent": _three(seeded(recurrent), train, me, grouped),
+        "moody": _all_modes(seeded(Moody), train, me, grouped),
+        "checkpointed": _all_modes(seeded(lambda: Checkpointed(False)), train, me, grouped),
+        "recurrent": _all_modes(seeded(recurrent), train, me, grouped),
     }
     # DDP does not serve reentrant checkpoints that share a weight: the other kind computes the same.
     reference = seeded(lambda: Checkpointed(False))()
     optimizer = grouped(reference)
     train(DistributedDataParallel(reference), optimizer, me)
-    for sharded in (False, True):
+    for mode in MODES:
         net = seeded(lambda: Checkpointed(True))()
         optimizer = grouped(net)
-        train(paceline.DataParallel(net, optimizer, sharded=sharded, bucket_mb=0.002), optimizer, me)
-        found[f"reentrant {sharded}"] = [apart(weights(reference), weights(net))]
+        with deciding(mode):
+            train(paceline.DataParallel(net, optimizer, sharded=mode == "sharded", bucket_mb=0.002), optimizer, me)
+        found[f"reentrant {mode}"] = [apart(weights(reference), weights(net))]
     return found
 
 

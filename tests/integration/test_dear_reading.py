@@ -203,7 +203,7 @@ def test_updates_wait_for_their_use_in_the_order_learnt(sharded: bool, in_time: 
         assert "exposed" in line
         assert sorted(operation for operation, _ in flights) == sorted(
             ["reduce-scatter", "all-gather"] * len(names) + ["agreement"]
-        )
+        ), "before step 4 rank 0 has not seen enough to decide on all-reduces"
         assert all(done for _, done in flights)
 
 

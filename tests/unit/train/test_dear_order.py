@@ -38,8 +38,8 @@ def test_ranks_agree_on_the_union_and_on_rank_0s_decision() -> None:
     assert agreed.residual == (False, True)
     assert agreed.decision == Decision(False, 7_000_000)
     assert agreed.standings == (goes_on, drops, goes_on)
-    alone = words([True], [False], Decision(learn_order=True), [Standing(0, False)])
-    assert agreement(alone, 1, 1).decision.learn_order
+    for alone in (Decision(learn_order=True), Decision(num_early=0), Decision(num_early=3), Decision()):
+        assert agreement(words([True], [False], alone, [Standing(0, False)]), 1, 1).decision == alone
 
 
 @pytest.mark.parametrize(

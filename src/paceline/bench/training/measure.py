@@ -23,6 +23,7 @@ from paceline.bench.training.strategies import (
     AUTO_BYTES,
     CHECKED_STEPS,
     DEAR,
+    SETTLING_ITERATIONS,
     TUNED,
     TUNING_ITERATIONS,
     Job,
@@ -149,13 +150,21 @@ def calibrate(alone: Crew, replay: Replay, seen: Seen) -> float:
 def prepared(crew: Crew, replay: Replay, prepare: Prepare) -> Samples:
     """Have the model wrapped and its weights checked; no times yet."""
     answers = crew.ask(prepare, Prepared, replay.words, expected_s=2 * CHECKED_STEPS * replay.scaled.compute_s)
+    settle(crew, replay)
     return Samples(wrong=sum(one.wrong for one in answers))
+
+
+def settle(crew: Crew, replay: Replay) -> None:
+    """Give DataParallel the time to decide what is all-reduced."""
+    if crew.contender.name.startswith(DEAR):
+        add_block(crew, Samples(), replay, Block(0, SETTLING_ITERATIONS))
 
 
 def searched(crew: Crew, replay: Replay, between_s: float) -> Samples:
     """The same for a strategy that finds its bucket size; then it has time to do so."""
     samples = prepared(crew, replay, order_for(replay, AUTO_BYTES, between_s))
-    add_block(crew, Samples(), replay, Block(0, TUNING_ITERATIONS - CHECKED_STEPS))
+    add_block(crew, Samples(), replay, Block(0, TUNING_ITERATIONS - CHECKED_STEPS - SETTLING_ITERATIONS))
+    settle(crew, replay)
     return samples
 
 

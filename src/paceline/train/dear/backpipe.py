@@ -24,8 +24,11 @@ from paceline.train.dear.groups import Groups, reduce_scatter
 from paceline.train.dear.guard import Guard
 from paceline.train.dear.overlap import Recorder
 
-OPERATION = "reduce-scatter"
 AGREEMENT = "agreement"
+
+
+def _operation(bucket: Bucket) -> str:
+    return "all-reduce" if bucket.all_reduced else "reduce-scatter"
 
 
 class BackPipe:
@@ -56,6 +59,8 @@ class BackPipe:
         self.enabled = True
         self.gathered = False
         self.steps = 0
+        self.lag_s = 0.0  # from when the last gradients left until all were reduced
+        self._left_s = 0.0
         self.divisor = groups.num_ranks
         self.before_round: Callable[[], None] = lambda: None
         hooked: Sequence[Any] = parameters
@@ -143,6 +148,7 @@ class BackPipe:
         if bucket.phase is Phase.PENDING:  # nobody has used its parameters since the last step
             self._complete(bucket)
         self._send(bucket)
+        self._left_s = time.perf_counter()
         self._next -= 1
         self.gathered = False
 
@@ -165,8 +171,12 @@ class BackPipe:
                 torch._foreach_copy_(targets, sources)
             for parameter in bucket.parameters:
                 parameter.grad = None
-            self._recorder.launched(OPERATION, bucket.number, bucket.size_bytes)
-            bucket.reduction = reduce_scatter(bucket.shard, bucket.flat, group=self._groups.reduce, async_op=True)
+            self._recorder.launched(_operation(bucket), bucket.number, bucket.size_bytes)
+            group = self._groups.reduce
+            if bucket.all_reduced:
+                bucket.reduction = cast(dist.Work, dist.all_reduce(bucket.flat, group=group, async_op=True))
+            else:
+                bucket.reduction = reduce_scatter(bucket.shard, bucket.flat, group=group, async_op=True)
         bucket.phase = Phase.REDUCING
         self._guard.raise_on(bucket.parameters)
 
@@ -195,6 +205,7 @@ class BackPipe:
             self.settle(self._buckets[1:])  # while the first, which left last, is under way
             self.settle(self._buckets[:1])
             self._wait(AGREEMENT, 0, cast(dist.Work, work))
+            self.lag_s = time.perf_counter() - self._left_s
             self._agreement = agreement(said.tolist(), len(self._parameters), len(standings))
             for bucket, late in zip(self._buckets, self._agreement.residual, strict=True):
                 bucket.used = [self._agreement.used[index] for index in bucket.indexes]
@@ -218,19 +229,19 @@ class BackPipe:
         return residual, used
 
     def _second_round(self, bucket: Bucket) -> None:
-        first = bucket.shard.clone()
+        first = bucket.sums.clone()
         self._send(bucket)
         self.settle([bucket])
-        bucket.shard.add_(first)
+        bucket.sums.add_(first)
 
     def settle(self, buckets: Sequence[Bucket]) -> None:
-        """Wait until the shards have the means of all ranks' gradients."""
+        """Wait for the sums of all ranks' gradients, and make them means."""
         sums = []
         for bucket in reversed(buckets):
             if bucket.reduction is not None:
-                self._wait(OPERATION, bucket.number, bucket.reduction)
+                self._wait(_operation(bucket), bucket.number, bucket.reduction)
                 bucket.reduction = None
-                sums.append(bucket.shard)
+                sums.append(bucket.sums)
         if sums and self.divisor != 1:
             torch._foreach_mul_(sums, 1.0 / self.divisor)
 

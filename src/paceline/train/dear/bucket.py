@@ -4,7 +4,7 @@
 phase                 what holds
 ====================  ==============================================================================
 IDLE                  parameters and gradients are the user's; backpropagation may be filling them
-REDUCING              gradients have left for the reduce-scatter; ``p.grad`` is empty for autograd
+REDUCING              gradients have left to be added up; ``p.grad`` is empty for autograd
 PENDING               step() was called; the parameters are old until the all-gather has arrived
 ====================  ==============================================================================
 
@@ -33,7 +33,10 @@ class Phase(Enum):
 
 
 class Bucket:
-    """Parameters that travel together. ``flat`` is all of it, ``shard`` what this rank owns."""
+    """Parameters that travel together. ``flat`` is all of it, ``shard`` what this rank owns.
+
+    ``all_reduced`` may change between two rounds: if it is set the sums come whole, with no all-gather after step().
+    """
 
     def __init__(self, number: int, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
         self.number = number
@@ -51,6 +54,7 @@ class Bucket:
         self.missing: set[int] = set()
         self.used: list[bool] = [False] * len(self.indexes)
         self.dropped: set[int] = set()
+        self.all_reduced = False
         self.reduction: dist.Work | None = None
         self.gather: dist.Work | None = None
 
@@ -58,6 +62,20 @@ class Bucket:
     def size_bytes(self) -> int:
         """Of the flat buffer."""
         return self.flat.numel() * self.flat.element_size()
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """What this rank gets of the sums over all ranks: all of them, or its shard."""
+        return self.flat if self.all_reduced else self.shard
+
+    def part(self, rank: int) -> torch.Tensor:
+        """A rank's part of the flat buffer."""
+        begin = rank * self.layout.shard_numel
+        return self.flat[begin : begin + self.layout.shard_numel]
+
+    def own(self, rank: int) -> torch.Tensor:
+        """The part of the sums that this rank answers for."""
+        return self.part(rank) if self.all_reduced else self.shard
 
     def await_all(self) -> None:
         """Expect a gradient for every parameter."""

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Decision:
-    """Rank 0's: learn the order of use in the next iteration, or fuse up to another threshold (0: go on as before)."""
+    """Rank 0's: learn the order of use in the next iteration, fuse up to another threshold (0: go on as before), or
+    all-reduce so many buckets at once (None: go on as before)."""
 
     learn_order: bool = False
     threshold_bytes: int = 0
+    num_early: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,17 @@ def words(
     """This rank's part; only rank 0 has a decision, and of the standings each rank knows its own."""
     said = decision or Decision()
     standing = [2 * one.steps + one.drops if one else 0 for one in standings]
-    return [*map(int, used), *map(int, residual), int(said.learn_order), said.threshold_bytes, *standing]
+    early = 0 if said.num_early is None else 1 + said.num_early
+    return [*map(int, used), *map(int, residual), int(said.learn_order), said.threshold_bytes, early, *standing]
 
 
 def agreement(sums: Sequence[int], num_parameters: int, num_ranks: int) -> Agreement:
     """What the sums of all ranks' words mean."""
-    used, residual = sums[:num_parameters], sums[num_parameters : -num_ranks - 2]
-    learn_order, threshold_bytes, *standings = sums[-num_ranks - 2 :]
+    used, residual = sums[:num_parameters], sums[num_parameters : -num_ranks - 3]
+    learn_order, threshold_bytes, early, *standings = sums[-num_ranks - 3 :]
     return Agreement(
         used=tuple(map(bool, used)),
         residual=tuple(map(bool, residual)),
-        decision=Decision(bool(learn_order), int(threshold_bytes)),
+        decision=Decision(bool(learn_order), int(threshold_bytes), int(early) - 1 if early else None),
         standings=tuple(Standing(word // 2, bool(word % 2)) for word in standings),
     )

@@ -46,8 +46,9 @@ class FeedPipe:
         self.updating = False
 
     def launch(self, bucket: Bucket) -> None:
-        """Send this rank's shard to all; the parameters are old from now on."""
-        self.gather(bucket, self._groups.gather)
+        """Send this rank's shard to all, if they need it; the parameters are old from now on."""
+        if not bucket.all_reduced:
+            self.gather(bucket, self._groups.gather)
         bucket.phase = Phase.PENDING
         bucket.dropped.clear()
         self._guard.raise_on(bucket.parameters)

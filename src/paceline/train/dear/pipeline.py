@@ -18,6 +18,7 @@ from paceline.train.dear.control import Decision
 from paceline.train.dear.feedpipe import FeedPipe, PlainArithmetic
 from paceline.train.dear.groups import Groups
 from paceline.train.dear.guard import Guard
+from paceline.train.dear.lookout import Lookout
 from paceline.train.dear.order import learnt, out_of_order, worth_learning
 from paceline.train.dear.overlap import Recorder
 from paceline.train.dear.replicated import ReplicatedUpdate
@@ -61,6 +62,8 @@ class Pipeline:
             for parameter in self.parameters
         ]
         self._tuner = tuner
+        # A GPU's waiting is not the training thread's, so there it cannot tell how long reductions lag behind.
+        self._may_all_reduce = not sharded and self.parameters[0].device.type == "cpu"
         self._at_once = at_once
         self._log_every = log_every
         self._order = list(range(len(self.parameters)))
@@ -168,7 +171,8 @@ class Pipeline:
         self.reduce()
         group = self.groups.reduce if self.sharded else self.groups.gather
         for bucket in self.buckets:
-            self.feed.gather(bucket, group)
+            if not bucket.all_reduced:
+                self.feed.gather(bucket, group)
         for bucket in self.buckets:
             self.feed.wait(bucket)
             bucket.phase = Phase.IDLE
@@ -229,8 +233,7 @@ class Pipeline:
                     elif parameter.grad is not view:
                         view.copy_(parameter.grad)
                 if self.sharded:
-                    begin = self.groups.rank * bucket.layout.shard_numel
-                    bucket.shard.copy_(bucket.flat[begin : begin + bucket.layout.shard_numel])
+                    bucket.shard.copy_(bucket.part(self.groups.rank))
                     for parameter in bucket.parameters:
                         parameter.grad = None
                 else:
@@ -250,6 +253,7 @@ class Pipeline:
     def end_step(self) -> None:
         """Act on what rank 0 has decided, and say what was hidden."""
         self.back.steps += 1
+        self._lookout.saw(self.back.lag_s)
         done = self.recorder.next_step()
         if done is not None and self._log_every and done.step % self._log_every == 0:
             log.info("%s", done.line())
@@ -261,6 +265,8 @@ class Pipeline:
             self._lay_out(decision.threshold_bytes)
         elif decision.learn_order:
             self._learn()
+        elif decision.num_early is not None:
+            self._all_reduce(decision.num_early)
         self._arrivals.clear()
 
     # Order and fusion: rank 0 decides, once a step, and all follow.
@@ -274,7 +280,10 @@ class Pipeline:
         if worth_learning(self._streak, self._times_learnt):
             self._streak = 0
             return Decision(learn_order=True)
-        return Decision(threshold_bytes=self._tuner.next_threshold_bytes())
+        threshold_bytes = self._tuner.next_threshold_bytes()
+        if threshold_bytes or self._tuner.searching or not self._may_all_reduce:
+            return Decision(threshold_bytes=threshold_bytes)
+        return Decision(num_early=self._lookout.next_num_early())
 
     def _learn(self) -> None:
         """Note the order of first uses in the next iteration."""
@@ -294,6 +303,12 @@ class Pipeline:
         self._order = said.tolist()
         self._lay_out(self._tuner.threshold_bytes)
 
+    def _all_reduce(self, num_early: int) -> None:
+        """From the next round on, the buckets that are ready first are all-reduced, so many of them."""
+        for bucket in self.buckets:
+            bucket.all_reduced = bucket.number >= len(self.buckets) - num_early
+        log.debug("%d of %d buckets are all-reduced in backpropagation", num_early, len(self.buckets))
+
     def _lay_out(self, threshold_bytes: int) -> None:
         """Cut anew; what the optimizer knows moves with its pieces."""
         layouts = lay_out(self._shapes, self._order, threshold_bytes, self.groups.num_ranks)
@@ -304,6 +319,7 @@ class Pipeline:
         whole = self.update.consolidated() if self.buckets and isinstance(self.update, ShardedUpdate) else None
         self.buckets = [Bucket(number, layout, self.parameters) for number, layout in enumerate(layouts)]
         self.back.use(self.buckets)
+        self._lookout = Lookout(len(self.buckets))
         if isinstance(self.update, ShardedUpdate):
             self.update.use(self.buckets)
             if whole is not None:

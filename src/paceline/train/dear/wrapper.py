@@ -274,15 +274,16 @@ class DataParallel(nn.Module):
             return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type, error_if_nonfinite)
         with self._joining.announced("clip", lambda: (max_norm, norm_type)):
             self._pipe.reduce()
-            shards = [bucket.shard for bucket in self._pipe.buckets]
+            buckets = self._pipe.buckets
             with torch.no_grad():
+                shards = [bucket.own(self._groups.rank) for bucket in buckets]
                 norm = clipping.total_norm(shards, float(norm_type), self._groups.reduce)
                 if error_if_nonfinite and not bool(torch.isfinite(norm)):
                     raise RuntimeError(
                         f"the total norm of order {norm_type} of the gradients is {norm.item()}: pass "
                         "error_if_nonfinite=False to scale by it anyway"
                     )
-                clipping.scale_to(shards, norm, max_norm)
+                clipping.scale_to([bucket.sums for bucket in buckets], norm, max_norm)
         return norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
