@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SLACK = 0.005
+SLACK = 0.0075
 """Reductions may lag behind by this share of an iteration more than they do anyway: less cannot be told from chance."""
 
 

@@ -43,7 +43,7 @@ TUNED = "-tuned"
 TUNING_ITERATIONS = 60
 """So many iterations a search may take; then the clock runs."""
 
-SETTLING_ITERATIONS = 30
+SETTLING_ITERATIONS = 40
 """So many more has DataParallel to find how many buckets it all-reduces; then the clock runs."""
 
 CHECKED_STEPS = 6

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from paceline.policy.early import Trial, next_num_early
 
-STEPS_PER_TRIAL = 3
+STEPS_PER_TRIAL = 5
 
 LOOK_AGAIN_STEPS = 1000
 """So many steps after the end of a search the next one begins."""
