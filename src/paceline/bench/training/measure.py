@@ -24,6 +24,7 @@ from paceline.bench.training.strategies import (
     CHECKED_STEPS,
     DEAR,
     SETTLING_ITERATIONS,
+    SHARDED,
     TUNED,
     TUNING_ITERATIONS,
     Job,
@@ -155,8 +156,8 @@ def prepared(crew: Crew, replay: Replay, prepare: Prepare) -> Samples:
 
 
 def settle(crew: Crew, replay: Replay) -> None:
-    """Give DataParallel the time to decide what is all-reduced."""
-    if crew.contender.name.startswith(DEAR):
+    """Give DataParallel the time to decide what is all-reduced; sharded, nothing is."""
+    if crew.contender.name.startswith(DEAR) and SHARDED not in crew.contender.name:
         add_block(crew, Samples(), replay, Block(0, SETTLING_ITERATIONS))
 
 

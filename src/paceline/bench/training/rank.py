@@ -18,7 +18,7 @@ from paceline.bench.rank_process.messages import Prepare, Ready, Setup
 from paceline.bench.training.profile import load_profile, uniform_profile
 from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, groups_of
 from paceline.bench.training.scaling import Scale
-from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, DEAR, VARIABLE, Job
+from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, DEAR, SHARDED, VARIABLE, Job
 from paceline.errors import UsageError
 from paceline.train.dear.wrapper import DataParallel
 
@@ -82,7 +82,7 @@ def wrap(strategy: str, model: ReplayModel, bucket_bytes: int) -> tuple[nn.Modul
         return model, optimizer
     if strategy.startswith(DEAR):
         bucket_mb: float | str = "auto" if bucket_bytes == AUTO_BYTES else bucket_bytes / 1e6
-        return DataParallel(model, optimizer, sharded="sharded" in strategy, bucket_mb=bucket_mb), optimizer
+        return DataParallel(model, optimizer, sharded=SHARDED in strategy, bucket_mb=bucket_mb), optimizer
     # As PyTorch counts: a megabyte is 1024 * 1024 bytes here. Views spare DDP a copy, as users are advised.
     ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_bytes / 2**20, gradient_as_bucket_view=True)
     return ddp, optimizer

@@ -34,6 +34,9 @@ STRATEGIES = {
 DEAR = "dear"
 """How the names of strategies begin that are DataParallel's."""
 
+SHARDED = "-sharded"
+"""What their names have in them where they shard."""
+
 AUTO_BYTES = 0
 """The bucket size that asks a strategy to find its own."""
 
