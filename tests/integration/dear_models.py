@@ -111,6 +111,11 @@ class Restless(Lookout):
         return (0, self._most, (self._most + 1) // 2)[self._step % 3]
 
 
+def was_all_reduced(model: paceline.DataParallel) -> bool:
+    """Whether buckets were all-reduced in the steps that the model remembers."""
+    return any(flight.operation == "all-reduce" for step in model.overlap.steps for flight in step.flights)
+
+
 MODES = ("gathered", "restless", "sharded")
 """Gradients gathered, with buckets that travel in halves at first; the same with a restless rank 0; parameters."""
 

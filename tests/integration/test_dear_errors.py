@@ -6,7 +6,19 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from dear_models import OPTIMIZERS, apart, batch, build, ddp, dear, deciding, fit, loss_of, weights
+from dear_models import (
+    OPTIMIZERS,
+    apart,
+    batch,
+    build,
+    ddp,
+    dear,
+    deciding,
+    fit,
+    loss_of,
+    was_all_reduced,
+    weights,
+)
 
 import paceline
 from paceline.errors import StepError
@@ -57,6 +69,7 @@ def _in_backward(me: Member, mode: str) -> list[str]:
         fit(reference, theirs, "mlp", me, 1, step)
     assert apart(weights(reference), weights(model)) <= (0.0 if me.world_size == 2 else 1e-5)
     assert _alike(model)
+    assert mode != "restless" or was_all_reduced(model)
     return said
 
 
@@ -111,8 +124,13 @@ def test_an_error_before_gradients_leave_concerns_nobody_else(sharded: bool, ear
     assert run_ranks(in_forward, 3, sharded, early) == [0, 1, 0]
 
 
-def between(me: Member) -> str:
+def between(me: Member, mode: str) -> str:
     """One rank stumbles after gradients were read, so exchanged: the others make a step that it does not."""
+    with deciding(mode):
+        return _between(me)
+
+
+def _between(me: Member) -> str:
     model, optimizer = dear("mlp")
     fit(model, optimizer, "mlp", me, 3)
     optimizer.zero_grad()
@@ -128,6 +146,7 @@ def between(me: Member) -> str:
     return str(caught.value)
 
 
-def test_a_step_that_one_rank_left_out_is_found_at_the_next() -> None:
-    for said in run_ranks(between, 3):
+@pytest.mark.parametrize("mode", ["gathered", "restless"])
+def test_a_step_that_one_rank_left_out_is_found_at_the_next(mode: str) -> None:
+    for said in run_ranks(between, 3, mode):
         assert said.startswith("rank 1 has made 3 steps and rank 0 4: ")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dear_models import MODES, apart, batch, build, deciding, loss_of, weights
+from dear_models import MODES, apart, batch, build, deciding, loss_of, was_all_reduced, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -165,6 +165,7 @@ def _all_modes(
         with deciding(mode):
             model = paceline.DataParallel(net, optimizer, sharded=mode == "sharded", bucket_mb=0.002, **options)
             way(model, optimizer, me)
+        assert mode != "restless" or was_all_reduced(model)
         found.append(apart(weights(reference), weights(model)))
     return found
 

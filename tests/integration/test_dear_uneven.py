@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dear_models import MODES, OPTIMIZERS, apart, build, dear, deciding, fit, loss_of, weights
+from dear_models import MODES, OPTIMIZERS, apart, build, dear, deciding, fit, loss_of, was_all_reduced, weights
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -46,6 +46,7 @@ def clips(me: Member) -> None:
                     norm = model.clip_grad_norm_(0.1, norm_type)
                     assert abs(float(norm) - wanted[step]) < 1e-5 * wanted[step]
                     ours.step()
+            assert mode != "restless" or was_all_reduced(model)
             assert apart(weights(reference), weights(model)) < ROUNDING
 
 
@@ -59,9 +60,9 @@ def joins(me: Member) -> list[float]:
     for mode in MODES:
         net = build("cnn")
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
         with deciding(mode):
             model = paceline.DataParallel(net, optimizer, sharded=mode == "sharded", bucket_mb=0.0005)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
         with deciding(mode), model.join(divide_by_initial_world_size=False):
             for step in range(3 + 2 * me.rank):
                 optimizer.zero_grad()
@@ -69,6 +70,7 @@ def joins(me: Member) -> list[float]:
                 model.clip_grad_norm_(1.0)
                 optimizer.step()
                 scheduler.step()
+        assert mode != "restless" or was_all_reduced(model)
         assert _same_everywhere(model)
         fit(model, optimizer, "cnn", me, 2, 20)  # all together again
         model.load_state_dict(model.state_dict())

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.policy.early import SLACK, Trial, next_num_early
-from paceline.train.dear.lookout import LOOK_AGAIN_STEPS, STEPS_PER_TRIAL, Lookout
+from paceline.train.dear.lookout import LOOK_AGAIN_STEPS, STEPS_PER_TRIAL, WARM_UP_STEPS, Lookout
 
 ITERATION_S = 1.0
 
@@ -22,10 +22,13 @@ def test_the_search_finds_the_most_that_does_not_lag(steps_s: list[float]) -> No
     assert len(trials) <= 1 + len(lags_s).bit_length()
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.0, 1.0)), max_size=20))
-def test_a_search_ends_whatever_it_sees(seen: list[tuple[int, float]]) -> None:
-    trials = [Trial(0, 0.5, ITERATION_S), *(Trial(number, lag_s, ITERATION_S) for number, lag_s in seen)]
-    assert 0 <= next_num_early(trials, 9) <= 9
+@given(st.integers(0, 60), st.data())
+def test_a_search_ends_whatever_it_sees(most: int, data: st.DataObject) -> None:
+    trials = [Trial(0, 0.5, ITERATION_S)]
+    while (chosen := next_num_early(trials, most)) not in [trial.num_early for trial in trials]:
+        assert 0 < chosen <= most
+        trials.append(Trial(chosen, data.draw(st.floats(0.0, 1.0)), ITERATION_S))
+    assert len(trials) <= 1 + most.bit_length()
 
 
 class Links:
@@ -51,10 +54,12 @@ def test_rank_0_tries_keeps_what_it_found_and_looks_again() -> None:
     links = Links(fit=13)
     lookout = Lookout(20, clock=lambda: links.now_s)
     search_steps = (1 + STEPS_PER_TRIAL) * (1 + (20).bit_length())
-    assert links.run(lookout, 2 + search_steps)[-1] == 13
+    ran = links.run(lookout, WARM_UP_STEPS + 2 + search_steps)
+    assert set(ran[:WARM_UP_STEPS]) == {0}
+    assert ran[-1] == 13
     links.fit = 2
     assert set(links.run(lookout, LOOK_AGAIN_STEPS - search_steps)) == {13}
-    again = links.run(lookout, 2 * search_steps)
+    again = links.run(lookout, 3 * search_steps)
     assert 0 in again
     assert again[-1] == 2
 

@@ -125,6 +125,7 @@ def measure(replay: Replay, lab: Lab | None, seen: Seen) -> TrainingResults:
                 found[name] = searched(crew, replay, between_s)
             else:
                 found[name] = prepared(crew, replay, order_for(replay, replay.scaled_bucket_bytes(name), between_s))
+            settle(crew, replay)
         take_turns(started, found, replay, seen)
         versions = {crew.contender.name: crew.versions for crew in started}
         environment = {crew.contender.name: crew.contender.variables for crew in started}
@@ -151,7 +152,6 @@ def calibrate(alone: Crew, replay: Replay, seen: Seen) -> float:
 def prepared(crew: Crew, replay: Replay, prepare: Prepare) -> Samples:
     """Have the model wrapped and its weights checked; no times yet."""
     answers = crew.ask(prepare, Prepared, replay.words, expected_s=2 * CHECKED_STEPS * replay.scaled.compute_s)
-    settle(crew, replay)
     return Samples(wrong=sum(one.wrong for one in answers))
 
 
@@ -164,8 +164,7 @@ def settle(crew: Crew, replay: Replay) -> None:
 def searched(crew: Crew, replay: Replay, between_s: float) -> Samples:
     """The same for a strategy that finds its bucket size; then it has time to do so."""
     samples = prepared(crew, replay, order_for(replay, AUTO_BYTES, between_s))
-    add_block(crew, Samples(), replay, Block(0, TUNING_ITERATIONS - CHECKED_STEPS - SETTLING_ITERATIONS))
-    settle(crew, replay)
+    add_block(crew, Samples(), replay, Block(0, TUNING_ITERATIONS - CHECKED_STEPS))
     return samples
 
 

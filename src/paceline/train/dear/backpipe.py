@@ -1,4 +1,4 @@
-"""BackPipe: reduce-scatter of each bucket as soon as backpropagation has its gradients.
+"""BackPipe: reduce-scatter (or all-reduce) of each bucket as soon as backpropagation has its gradients.
 
 Collectives must come in the same order on all ranks, whatever autograd does on one of them. So buckets leave from the
 last to the first, each when it and all before it are complete, and the rest when backpropagation ends. Gradients that
@@ -32,7 +32,7 @@ def _operation(bucket: Bucket) -> str:
 
 
 class BackPipe:
-    """Launches and awaits reduce-scatters."""
+    """Launches and awaits reductions."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class BackPipe:
         self.enabled = True
         self.gathered = False
         self.steps = 0
-        self.lag_s = 0.0  # from when the last gradients left until all were reduced
+        self.num_early = 0  # how many buckets, of those that leave first, are all-reduced from the next round on
+        self.lag_s = 0.0  # from when the last gradients left until all were reduced and agreed on
         self._left_s = 0.0
         self.divisor = groups.num_ranks
         self.before_round: Callable[[], None] = lambda: None
@@ -71,6 +72,7 @@ class BackPipe:
     def use(self, buckets: Sequence[Bucket]) -> None:
         """Work with these buckets from now on; nothing is under way."""
         self._buckets = list(buckets)
+        self.num_early = 0
         self._of = [self._buckets[0]] * len(self._parameters)
         for bucket in buckets:
             for index in bucket.indexes:
@@ -144,6 +146,7 @@ class BackPipe:
     def _launch_next(self) -> None:
         if self._next == len(self._buckets) - 1:
             self.before_round()
+            self._choose_halves()
         bucket = self._buckets[self._next]
         if bucket.phase is Phase.PENDING:  # nobody has used its parameters since the last step
             self._complete(bucket)
@@ -151,6 +154,11 @@ class BackPipe:
         self._left_s = time.perf_counter()
         self._next -= 1
         self.gathered = False
+
+    def _choose_halves(self) -> None:
+        """At the start of a round, when all ranks have seen the same agreements, say which buckets are all-reduced."""
+        for bucket in self._buckets:
+            bucket.all_reduced = bucket.number >= len(self._buckets) - self.num_early
 
     def _send(self, bucket: Bucket) -> None:
         """Move the gradients into the flat buffer and let it go."""
@@ -192,7 +200,7 @@ class BackPipe:
         )
 
     def flush(self, decision: Callable[[], Decision | None], *, drops: bool = False) -> Agreement:
-        """Let everything leave, agree on it, and wait until the shards have the means of all ranks' gradients."""
+        """Let everything leave, agree on it, and wait until this rank has its part of the means."""
         self.launch_rest()
         if self._agreement is None or self._dirty:
             self._dirty = False

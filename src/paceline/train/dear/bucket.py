@@ -5,7 +5,7 @@ phase                 what holds
 ====================  ==============================================================================
 IDLE                  parameters and gradients are the user's; backpropagation may be filling them
 REDUCING              gradients have left to be added up; ``p.grad`` is empty for autograd
-PENDING               step() was called; the parameters are old until the all-gather has arrived
+PENDING               step() was called; the parameters are old until what is gathered has arrived
 ====================  ==============================================================================
 
 IDLE -> REDUCING: the last gradient is there (or a step wants it). REDUCING -> PENDING: step(). PENDING -> IDLE: the
@@ -35,7 +35,7 @@ class Phase(Enum):
 class Bucket:
     """Parameters that travel together. ``flat`` is all of it, ``shard`` what this rank owns.
 
-    ``all_reduced`` may change between two rounds: if it is set the sums come whole, with no all-gather after step().
+    ``all_reduced`` changes when a round begins: if it is set the sums come whole, with no all-gather after step().
     """
 
     def __init__(self, number: int, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:

@@ -1,7 +1,7 @@
 """What ranks tell each other once a step, in one small all-reduce of integers. Pure.
 
 The words, added up over the ranks: for each parameter, whether it has a gradient; for each bucket, whether gradients
-came after its reduce-scatter was launched; then rank 0's decisions; then, for each rank, its standing. So no rank
+came after it had left; then rank 0's decisions; then, for each rank, its standing. So no rank
 decides alone what all must do, and a rank that does something else than the others is found and named.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Decision:
     """Rank 0's: learn the order of use in the next iteration, fuse up to another threshold (0: go on as before), or
-    all-reduce so many buckets at once (None: go on as before)."""
+    all-reduce so many buckets in backpropagation (None: go on as before)."""
 
     learn_order: bool = False
     threshold_bytes: int = 0

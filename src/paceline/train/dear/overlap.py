@@ -39,7 +39,7 @@ class Flight:
 
 @dataclass
 class StepOverlap:
-    """All flights of a step: reduce-scatters before step(), all-gathers after it."""
+    """All flights of a step: reductions before step(), all-gathers after it."""
 
     step: int
     flights: list[Flight] = field(default_factory=list)

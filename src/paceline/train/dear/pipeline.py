@@ -62,8 +62,8 @@ class Pipeline:
             for parameter in self.parameters
         ]
         self._tuner = tuner
-        # A GPU's waiting is not the training thread's, so there it cannot tell how long reductions lag behind.
-        self._may_all_reduce = not sharded and self.parameters[0].device.type == "cpu"
+        # A GPU's waiting is not the training thread's, which cannot tell there how long reductions lag behind.
+        self.looks_out = groups.rank == 0 and not sharded and all(one.device.type == "cpu" for one in self.parameters)
         self._at_once = at_once
         self._log_every = log_every
         self._order = list(range(len(self.parameters)))
@@ -146,7 +146,7 @@ class Pipeline:
             self.about_to_read(guarded)
 
     def reduce(self) -> None:
-        """Let all gradients leave, agree on what there is, and wait for this rank's shards of the means."""
+        """Let all gradients leave, agree on what there is, and wait for this rank's part of the means."""
         agreed = self.back.flush(self._decide)
         self._note(agreed.decision)
         if agreed.quarrel is not None:
@@ -158,8 +158,11 @@ class Pipeline:
         self._note(self.back.abandon().decision)
 
     def _note(self, decision: Decision) -> None:
-        """Rank 0's, for the end of the next step."""
-        if decision != Decision():
+        """Rank 0's: for the next round, or for the end of the next step."""
+        if decision.num_early is not None:
+            self.back.num_early = decision.num_early
+            log.debug("%d of %d buckets are all-reduced in backpropagation", decision.num_early, len(self.buckets))
+        elif decision != Decision():
             self._decision = decision
 
     def gather_gradients(self) -> None:
@@ -253,7 +256,8 @@ class Pipeline:
     def end_step(self) -> None:
         """Act on what rank 0 has decided, and say what was hidden."""
         self.back.steps += 1
-        self._lookout.saw(self.back.lag_s)
+        if self.looks_out:
+            self._lookout.saw(self.back.lag_s)
         done = self.recorder.next_step()
         if done is not None and self._log_every and done.step % self._log_every == 0:
             log.info("%s", done.line())
@@ -265,8 +269,6 @@ class Pipeline:
             self._lay_out(decision.threshold_bytes)
         elif decision.learn_order:
             self._learn()
-        elif decision.num_early is not None:
-            self._all_reduce(decision.num_early)
         self._arrivals.clear()
 
     # Order and fusion: rank 0 decides, once a step, and all follow.
@@ -281,7 +283,7 @@ class Pipeline:
             self._streak = 0
             return Decision(learn_order=True)
         threshold_bytes = self._tuner.next_threshold_bytes()
-        if threshold_bytes or self._tuner.searching or not self._may_all_reduce:
+        if threshold_bytes or self._tuner.searching or not self.looks_out:
             return Decision(threshold_bytes=threshold_bytes)
         return Decision(num_early=self._lookout.next_num_early())
 
@@ -302,12 +304,6 @@ class Pipeline:
         self.guard.lower_on(self.parameters)
         self._order = said.tolist()
         self._lay_out(self._tuner.threshold_bytes)
-
-    def _all_reduce(self, num_early: int) -> None:
-        """From the next round on, the buckets that are ready first are all-reduced, so many of them."""
-        for bucket in self.buckets:
-            bucket.all_reduced = bucket.number >= len(self.buckets) - num_early
-        log.debug("%d of %d buckets are all-reduced in backpropagation", num_early, len(self.buckets))
 
     def _lay_out(self, threshold_bytes: int) -> None:
         """Cut anew; what the optimizer knows moves with its pieces."""

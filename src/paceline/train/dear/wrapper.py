@@ -39,9 +39,10 @@ class DataParallel(nn.Module):
             loss_of(model(inputs), targets).backward()
             optimizer.step()
 
-    Gradients are reduce-scattered during backward() and gathered during the next forward pass, and the update happens
-    as they arrive. With ``sharded=True`` each rank updates its part of the parameters, with its part of the
-    optimizer's state, and the parameters are gathered. Whoever reads a parameter sees its new value.
+    Gradients are reduce-scattered during backward() and gathered during the next forward pass, or both during
+    backward() where the links have time, and the update happens as they arrive. With ``sharded=True`` each rank
+    updates its part of the parameters, with its part of the optimizer's state, and the parameters are gathered.
+    Whoever reads a parameter sees its new value.
 
     ``bucket_mb`` is how much is sent at once: a number (25 by default, or a twentieth of a model of more than 500 MB),
     or "auto" to find it while training; then ``tuning_file`` keeps it for the next time. ``elementwise=True`` vouches
@@ -206,11 +207,13 @@ class DataParallel(nn.Module):
             return
         if self._whole:
             raise UnsupportedError(f"join() does not serve {type(self.optimizer).__name__}: make inputs even")
+        looked_out = self._pipe.looks_out
         self._joining.entered = True
         self._divide_by_active = not divide_by_initial_world_size
         try:
             yield
             self.zero_grad()  # what this rank has no inputs for, it adds nothing to
+            self._pipe.looks_out = False  # nothing of its own lags behind
             self._joining.shadow(
                 {
                     "round": self._shadow_round,
@@ -225,6 +228,7 @@ class DataParallel(nn.Module):
             self._pipe.synchronize()
             self._follow_last()
         finally:
+            self._pipe.looks_out = looked_out
             self._joining.entered = False
             self._pipe.back.divisor = self._groups.num_ranks
 
