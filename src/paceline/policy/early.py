@@ -2,8 +2,9 @@
 
 A reduce-scatter hides behind backpropagation and an all-gather behind the next forward pass. Where the links have time
 to spare in backpropagation, what is ready first can be gathered there too: an all-reduce, one collective in place of
-two, and less to hide in the forward pass. PipeDAP fills idle slots in this way. Too many of them make the last
-reduce-scatter late, and the more the later: so the number is found by halving.
+two, and less to hide in the forward pass. PipeDAP fills idle slots in this way. With too many of them the last
+reduce-scatter is late. So the number is tried: quarters first, then the middle between the best and the better of its
+neighbours, or the other.
 """
 
 from __future__ import annotations
@@ -11,30 +12,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SLACK = 0.0075
-"""Reductions may lag behind by this share of an iteration more than they do anyway: less cannot be told from chance."""
+MOST_TRIALS = 8
 
 
 @dataclass(frozen=True)
 class Trial:
-    """So many buckets, the first that are ready, were all-reduced; how long then the others lagged behind, usually."""
+    """So many buckets, the first that are ready, were all-reduced, and an iteration took so long."""
 
     num_early: int
-    lag_s: float
     iteration_s: float
 
 
 def next_num_early(trials: Sequence[Trial], most: int) -> int:
-    """What to try after these trials, of which the first is of none; one that was tried is the answer.
+    """What to try after these trials; if it is one that was tried, it is the answer.
 
-    >>> lags_s = {0: 0.020, 5: 0.021, 8: 0.020, 9: 0.035}
-    >>> trials = [Trial(0, 0.020, 1.0)]
-    >>> while (chosen := next_num_early(trials, most=10)) not in [trial.num_early for trial in trials]:
-    ...     trials.append(Trial(chosen, lags_s[chosen], 1.0))
+    >>> trials = []
+    >>> while (chosen := next_num_early(trials, most=20)) not in [trial.num_early for trial in trials]:
+    ...     trials.append(Trial(chosen, iteration_s=1.0 + 0.01 * abs(chosen - 13)))
     >>> [trial.num_early for trial in trials], chosen
-    ([0, 5, 8, 9], 8)
+    ([0, 5, 10, 15, 20, 12, 13, 14], 13)
     """
-    limit_s = trials[0].lag_s + SLACK * trials[0].iteration_s
-    above = min((trial.num_early for trial in trials if trial.lag_s > limit_s), default=most + 1)
-    below = max(trial.num_early for trial in trials if trial.lag_s <= limit_s and trial.num_early < above)
-    return (below + above) // 2
+    tried = {trial.num_early: trial.iteration_s for trial in trials}
+    for quarter in range(5):
+        if quarter * most // 4 not in tried:
+            return quarter * most // 4
+    best = min(tried, key=lambda number: tried[number])
+    below = max((number for number in tried if number < best), default=best)
+    above = min((number for number in tried if number > best), default=best)
+    for neighbour in sorted((below, above), key=lambda number: tried[number]):
+        middle = (best + neighbour) // 2
+        if middle not in tried and len(trials) < MOST_TRIALS:
+            return middle
+    return best

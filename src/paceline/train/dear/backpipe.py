@@ -60,8 +60,6 @@ class BackPipe:
         self.gathered = False
         self.steps = 0
         self.num_early = 0  # how many buckets, of those that leave first, are all-reduced from the next round on
-        self.lag_s = 0.0  # from when the last gradients left until all were reduced and agreed on
-        self._left_s = 0.0
         self.divisor = groups.num_ranks
         self.before_round: Callable[[], None] = lambda: None
         hooked: Sequence[Any] = parameters
@@ -151,7 +149,6 @@ class BackPipe:
         if bucket.phase is Phase.PENDING:  # nobody has used its parameters since the last step
             self._complete(bucket)
         self._send(bucket)
-        self._left_s = time.perf_counter()
         self._next -= 1
         self.gathered = False
 
@@ -213,7 +210,6 @@ class BackPipe:
             self.settle(self._buckets[1:])  # while the first, which left last, is under way
             self.settle(self._buckets[:1])
             self._wait(AGREEMENT, 0, cast(dist.Work, work))
-            self.lag_s = time.perf_counter() - self._left_s
             self._agreement = agreement(said.tolist(), len(self._parameters), len(standings))
             for bucket, late in zip(self._buckets, self._agreement.residual, strict=True):
                 bucket.used = [self._agreement.used[index] for index in bucket.indexes]

@@ -62,8 +62,7 @@ class Pipeline:
             for parameter in self.parameters
         ]
         self._tuner = tuner
-        # A GPU's waiting is not the training thread's, which cannot tell there how long reductions lag behind.
-        self.looks_out = groups.rank == 0 and not sharded and all(one.device.type == "cpu" for one in self.parameters)
+        self.looks_out = groups.rank == 0 and not sharded
         self._at_once = at_once
         self._log_every = log_every
         self._order = list(range(len(self.parameters)))
@@ -161,7 +160,6 @@ class Pipeline:
         """Rank 0's: for the next round, or for the end of the next step."""
         if decision.num_early is not None:
             self.back.num_early = decision.num_early
-            log.debug("%d of %d buckets are all-reduced in backpropagation", decision.num_early, len(self.buckets))
         elif decision != Decision():
             self._decision = decision
 
@@ -256,8 +254,6 @@ class Pipeline:
     def end_step(self) -> None:
         """Act on what rank 0 has decided, and say what was hidden."""
         self.back.steps += 1
-        if self.looks_out:
-            self._lookout.saw(self.back.lag_s)
         done = self.recorder.next_step()
         if done is not None and self._log_every and done.step % self._log_every == 0:
             log.info("%s", done.line())

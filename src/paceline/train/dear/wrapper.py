@@ -213,7 +213,7 @@ class DataParallel(nn.Module):
         try:
             yield
             self.zero_grad()  # what this rank has no inputs for, it adds nothing to
-            self._pipe.looks_out = False  # nothing of its own lags behind
+            self._pipe.looks_out = False  # iterations are the others' now
             self._joining.shadow(
                 {
                     "round": self._shadow_round,
