@@ -47,7 +47,7 @@ TUNING_ITERATIONS = 60
 """So many iterations a search may take; then the clock runs."""
 
 SETTLING_ITERATIONS = 50
-"""So many more has DataParallel to find how many buckets it all-reduces, of up to a hundred; then the clock runs."""
+"""So many more has DataParallel to find how many buckets it all-reduces (ten steps, then eight trials of five)."""
 
 CHECKED_STEPS = 6
 """Iterations before the clock runs: buckets are made anew after the first, and weights are checked after the last."""
