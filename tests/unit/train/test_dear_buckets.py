@@ -44,12 +44,23 @@ def test_buckets_follow_the_order(found: list[Shape], threshold_bytes: int) -> N
         assert indexes == sorted(indexes, key=order.index)
 
 
-def test_the_first_buckets_are_small() -> None:
-    layouts = lay_out([Shape(100, 4)] * 20, range(20), 2_000, 2, first_bytes=800)
-    assert [len(layout.slots) for layout in layouts] == [2, 3, 4, 5, 5, 1]
+def test_the_first_and_the_last_buckets_are_small() -> None:
+    layouts = lay_out([Shape(100, 4)] * 40, range(40), 2_000, 2, first_bytes=800)
+    assert [len(layout.slots) for layout in layouts] == [2, 3, 4, 5, 5, 5, 5, 5, 4, 2]
+
+
+def test_a_model_that_fits_a_small_bucket_has_one() -> None:
+    assert [len(layout.slots) for layout in lay_out([Shape(100, 4)] * 2, range(2), 2_000, 2, first_bytes=800)] == [2]
 
 
 def test_what_follows_a_large_parameter_is_still_one_of_the_first() -> None:
-    shapes = [Shape(1000, 4), *[Shape(100, 4)] * 9]
-    layouts = lay_out(shapes, range(10), 2_000, 2, first_bytes=800)
-    assert [len(layout.slots) for layout in layouts] == [1, 2, 3, 4]
+    shapes = [Shape(1000, 4), *[Shape(100, 4)] * 13]
+    layouts = lay_out(shapes, range(14), 2_000, 2, first_bytes=800)
+    assert [len(layout.slots) for layout in layouts] == [1, 2, 3, 4, 3, 1]
+
+
+@given(shapes, st.integers(1, 5000), st.integers(1, 5000))
+def test_what_leaves_first_is_small(found: list[Shape], threshold_bytes: int, first_bytes: int) -> None:
+    last = lay_out(found, range(len(found)), threshold_bytes, 2, first_bytes)[-1]
+    size_bytes = sum(found[slot.index].size_bytes for slot in last.slots)
+    assert size_bytes <= first_bytes or len(last.slots) == 1 or len({shape.kind for shape in found}) > 1

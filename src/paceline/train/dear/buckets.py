@@ -7,17 +7,19 @@ every rank's shard has the same length. A parameter may span shards: what a rank
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ALIGNMENT = 16
 """Shards are multiples of this many elements, for vectorised additions."""
 
 FIRST_BYTES = 250_000
-"""The first bucket is at most this large: its reduce-scatter ends last and its all-gather is awaited first."""
+"""The first bucket is at most this large: its reduce-scatter ends last and its all-gather is awaited first. So is the
+last: nothing can be reduced before its gradients are there, and nothing is computed behind what arrives last."""
 
 GROWTH = 1.5
 """The limit of a bucket is so many times that of the one before it, up to the threshold. With 2, the first layers wait
-longer for their whole bucket than fewer buckets save."""
+longer for their whole bucket than fewer buckets save. Towards the end limits halve: there it is the links that wait,
+and where that matters they take longer for a bucket than its layers."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,13 @@ class Layout:
         return tuple(found)
 
 
+@dataclass
+class _Filling:
+    limit_bytes: int
+    size_bytes: int = 0
+    indexes: list[int] = field(default_factory=list)
+
+
 def lay_out(
     shapes: Sequence[Shape],
     order: Sequence[int],
@@ -89,27 +98,30 @@ def lay_out(
     num_ranks: int,
     first_bytes: int = FIRST_BYTES,
 ) -> list[Layout]:
-    """Fill buckets up to the threshold, in this order, the first ones less.
+    """Fill buckets up to the threshold, in this order, the first and the last ones less.
 
     A larger parameter has a bucket of its own, which does not count as one of the first: an embedding is large, and
     computes next to nothing, so what follows it is awaited as soon.
 
-    >>> [len(bucket.slots) for bucket in lay_out([Shape(10, 4)] * 12, range(12), 160, num_ranks=2, first_bytes=40)]
-    [1, 1, 2, 3, 4, 1]
+    >>> [len(bucket.slots) for bucket in lay_out([Shape(10, 4)] * 16, range(16), 160, num_ranks=2, first_bytes=40)]
+    [1, 1, 2, 3, 4, 3, 1, 1]
     """
-    opened: dict[Hashable, list[int]] = {}
-    filled: list[list[int]] = []
-    limit_bytes = min(threshold_bytes, first_bytes)
+    opened: dict[Hashable, _Filling] = {}
+    filled: list[_Filling] = []
+    growing_bytes: float = min(threshold_bytes, first_bytes)
+    left_bytes = sum(shapes[index].size_bytes for index in order)
     for index in order:
         shape = shapes[index]
         bucket = opened.get(shape.kind)
-        if bucket is None or sum(shapes[i].size_bytes for i in bucket) + shape.size_bytes > limit_bytes:
-            if filled and sum(shapes[i].size_bytes for i in filled[-1]) <= limit_bytes:
-                limit_bytes = min(threshold_bytes, int(GROWTH * limit_bytes))
-            bucket = opened[shape.kind] = []
+        if bucket is None or bucket.size_bytes + shape.size_bytes > bucket.limit_bytes:
+            if filled and filled[-1].size_bytes <= filled[-1].limit_bytes:
+                growing_bytes = min(threshold_bytes, GROWTH * growing_bytes)
+            bucket = opened[shape.kind] = _Filling(int(min(growing_bytes, (first_bytes + left_bytes) / 2)))
             filled.append(bucket)
-        bucket.append(index)
-    return [_layout([shapes[index] for index in bucket], bucket, num_ranks) for bucket in filled]
+        bucket.indexes.append(index)
+        bucket.size_bytes += shape.size_bytes
+        left_bytes -= shape.size_bytes
+    return [_layout([shapes[index] for index in bucket.indexes], bucket.indexes, num_ranks) for bucket in filled]
 
 
 def _layout(shapes: Sequence[Shape], indexes: Sequence[int], num_ranks: int) -> Layout:
