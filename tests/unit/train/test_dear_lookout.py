@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.policy.early import MOST_TRIALS, Trial, next_num_early
-from paceline.train.dear.lookout import LOOK_AGAIN_STEPS, STEPS_PER_TRIAL, WARM_UP_STEPS, Lookout
+from paceline.train.dear.laps import STEPS_PER_TRIAL, Laps
+from paceline.train.dear.lookout import LOOK_AGAIN_STEPS, WARM_UP_STEPS, Lookout
 
-SEARCH_STEPS = (1 + STEPS_PER_TRIAL) * MOST_TRIALS
+SEARCH_STEPS = STEPS_PER_TRIAL * MOST_TRIALS
 
 
 @given(st.integers(0, 60), st.data())
@@ -52,7 +53,7 @@ class Links:
 
 def test_rank_0_tries_keeps_what_it_found_and_looks_again() -> None:
     links = Links(fit=13)
-    lookout = Lookout(21, clock=lambda: links.now_s)
+    lookout = Lookout(21, Laps(lambda: links.now_s))
     ran = links.run(lookout, WARM_UP_STEPS + SEARCH_STEPS + 2)
     assert set(ran[:WARM_UP_STEPS]) == {0}
     found = ran[-1]
@@ -66,4 +67,4 @@ def test_rank_0_tries_keeps_what_it_found_and_looks_again() -> None:
 
 def test_one_bucket_is_never_all_reduced() -> None:
     links = Links(fit=0)
-    assert set(links.run(Lookout(1, clock=lambda: links.now_s), 100)) == {0}
+    assert set(links.run(Lookout(1, Laps(lambda: links.now_s)), 100)) == {0}

@@ -10,7 +10,8 @@ import pytest
 
 from paceline.errors import FileFormatError, UsageError
 from paceline.policy.fusion import TRIALS, Trial, best, next_threshold
-from paceline.train.dear.tuning import HIGH_BYTES, LOW_BYTES, STEPS_PER_TRIAL, Tuner, load, make_tuner
+from paceline.train.dear.laps import STEPS_PER_TRIAL, Laps
+from paceline.train.dear.tuning import HIGH_BYTES, LOW_BYTES, Tuner, load, make_tuner
 
 
 def _iteration_s(threshold_bytes: float, best_bytes: float) -> float:
@@ -59,7 +60,7 @@ class Clock:
 
 def test_a_tuner_stays_within_sixty_iterations_and_saves(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "a" / "fusion.json"
-    tuner = Tuner(25_000_000, searching=True, path=path, clock=clock)
+    tuner = Tuner(25_000_000, searching=True, path=path, laps=Laps(clock))
     iterations = 0
     while tuner.searching:
         iterations += 1
@@ -78,7 +79,7 @@ def test_a_tuner_stays_within_sixty_iterations_and_saves(tmp_path: Path) -> None
 def test_a_small_model_is_searched_from_a_hundredth_on() -> None:
     model_bytes, clock = 20_000_000, Clock()
     tuner = make_tuner("auto", None, model_bytes)
-    tuner._clock = clock
+    tuner._laps = Laps(clock)
     while tuner.searching:
         clock.now_s += _iteration_s(tuner.threshold_bytes, 5e5)
         if chosen := tuner.next_threshold_bytes():

@@ -7,15 +7,11 @@ what it says in the agreement of a step. As networks change, it searches again a
 from __future__ import annotations
 
 import logging
-import statistics
-import time
-from collections.abc import Callable
 
 from paceline.policy.early import Trial, next_num_early
+from paceline.train.dear.laps import Laps
 
 log = logging.getLogger("paceline.dear")
-
-STEPS_PER_TRIAL = 4
 
 WARM_UP_STEPS = 10
 """The first steps with new buckets are not like the others: memory is touched for the first time."""
@@ -27,12 +23,10 @@ LOOK_AGAIN_STEPS = 1000
 class Lookout:
     """The search for one layout of buckets; they travel in halves when it begins."""
 
-    def __init__(self, num_buckets: int, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, num_buckets: int, laps: Laps | None = None) -> None:
         self._most = num_buckets - 1  # the bucket that leaves last has nothing to hide behind
-        self._clock = clock
+        self._laps = laps or Laps()
         self._rests = WARM_UP_STEPS
-        self._last_s: float | None = None
-        self._times_s: list[float] = []
         self._trials: list[Trial] = []
         self._num_early = 0
 
@@ -41,19 +35,15 @@ class Lookout:
         if self._rests:
             self._rests -= 1
             return None
-        now_s = self._clock()
-        if self._last_s is not None:
-            self._times_s.append(now_s - self._last_s)
-        self._last_s = now_s
-        if len(self._times_s) <= STEPS_PER_TRIAL:
+        iteration_s = self._laps.lap()
+        if iteration_s is None:
             return None
-        # The first iteration has begun as those of the trial before.
-        self._trials.append(Trial(self._num_early, statistics.median(self._times_s[1:])))
-        self._times_s.clear()
+        self._trials.append(Trial(self._num_early, iteration_s))
         chosen = next_num_early(self._trials, self._most)
         if any(chosen == trial.num_early for trial in self._trials):
             log.info("%d of %d buckets are all-reduced in backpropagation", chosen, self._most + 1)
             self._trials.clear()
-            self._rests, self._last_s = LOOK_AGAIN_STEPS, None
+            self._rests = LOOK_AGAIN_STEPS
+            self._laps.stop()
         changed, self._num_early = chosen != self._num_early, chosen
         return chosen if changed else None

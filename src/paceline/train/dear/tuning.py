@@ -1,27 +1,23 @@
 """The fusion threshold: fixed, from a file, or tuned while training.
 
 Rank 0 measures iterations from step() to step() and asks :mod:`paceline.policy.fusion` what to try next; the others
-follow what it says in the agreement of a step. A trial has five iterations, of which the first pays for the change and
-does not count. After ten trials the best threshold stays, and is saved.
+follow what it says in the agreement of a step. After ten trials the best threshold stays, and is saved.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import FileFormatError, UsageError
 from paceline.policy.fusion import TRIALS, Trial, best, has_library, next_threshold, usual_threshold
+from paceline.train.dear.laps import Laps
 from paceline.units import format_duration, format_size
 
 log = logging.getLogger("paceline.dear")
 
-STEPS_PER_TRIAL = 5
 LOW_BYTES = 1_000_000
 HIGH_BYTES = 256_000_000
 """Between these a search looks, or from a hundredth of a small model to all of it."""
@@ -37,7 +33,7 @@ class Tuner:
         searching: bool = False,
         path: Path | None = None,
         high_bytes: int = HIGH_BYTES,
-        clock: Callable[[], float] = time.perf_counter,
+        laps: Laps | None = None,
     ) -> None:
         self.threshold_bytes = threshold_bytes
         self.trials: list[Trial] = []
@@ -45,9 +41,7 @@ class Tuner:
         self._path = path
         self._low_bytes = max(1, min(LOW_BYTES, high_bytes // 100))
         self._high_bytes = high_bytes
-        self._clock = clock
-        self._times_s: list[float] = []
-        self._last_s: float | None = None
+        self._laps = laps or Laps()
         self._library = has_library()
         if searching and not self._library:
             log.info("scikit-learn is not installed: thresholds are those of a grid (pip install 'paceline[tune]')")
@@ -56,15 +50,11 @@ class Tuner:
         """Rank 0, once a step: the threshold to change to, or 0 to go on."""
         if not self.searching:
             return 0
-        now_s = self._clock()
-        if self._last_s is not None:
-            self._times_s.append(now_s - self._last_s)
-        self._last_s = now_s
-        if len(self._times_s) < STEPS_PER_TRIAL:
+        iteration_s = self._laps.lap()
+        if iteration_s is None:
             return 0
-        trial = Trial(self.threshold_bytes, statistics.median(self._times_s[1:]))
+        trial = Trial(self.threshold_bytes, iteration_s)
         self.trials.append(trial)
-        self._times_s.clear()
         log.info(
             "fusion, trial %d of %d: %s takes %s an iteration",
             len(self.trials),
@@ -73,9 +63,8 @@ class Tuner:
             format_duration(trial.iteration_s),
         )
         if len(self.trials) < TRIALS:
-            # Choosing takes time that is no iteration's: the clock starts anew.
             chosen = next_threshold(self.trials, self._low_bytes, self._high_bytes, use_library=self._library)
-            self._last_s = self._clock()
+            self._laps.pass_over()  # choosing takes time that is no iteration's
             return chosen
         return self._finish()
 
