@@ -10,6 +10,7 @@ import logging
 
 from paceline.policy.early import Trial, next_num_early
 from paceline.train.dear.laps import Laps
+from paceline.units import format_duration
 
 log = logging.getLogger("paceline.dear")
 
@@ -39,9 +40,15 @@ class Lookout:
         if iteration_s is None:
             return None
         self._trials.append(Trial(self._num_early, iteration_s))
+        log.info(
+            "%d of %d buckets all-reduced in backpropagation: %s an iteration",
+            self._num_early,
+            self._most + 1,
+            format_duration(iteration_s),
+        )
         chosen = next_num_early(self._trials, self._most)
         if any(chosen == trial.num_early for trial in self._trials):
-            log.info("%d of %d buckets are all-reduced in backpropagation", chosen, self._most + 1)
+            log.info("%d of %d is best", chosen, self._most + 1)
             self._trials.clear()
             self._rests = LOOK_AGAIN_STEPS
             self._laps.stop()
