@@ -1,10 +1,12 @@
 """Collectives against Gloo, Open MPI, MPICH and the links' limit: the matrix that docs/performance.md reports.
 
-    python benchmarks/collectives.py [--only TEXT] [--seconds 2] [--json FILE]
+    python benchmarks/collectives.py [--only TEXT] [--seconds 2] [--launches 1] [--json FILE]
 
 Each case is one interleaved run of ``paceline.bench``. The cases of the lab need root, those against MPI an MPI that
 is installed or can be: what cannot be measured is said and left out. A ratio is the other's median time over ours,
 with the least and the most of the rounds; the share of the limit is the limit over our median, with the quartiles.
+With several launches a case is run as often with new processes, since some are fast or slow for all of their life: the
+row is then that of the run whose ratio is the median, with the least and the most of the runs.
 *of means* is the same of the loops' means, which is what nccl-tests would show. Goals are for medians.
 Exits with 1 if a goal is missed.
 """
@@ -13,7 +15,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -114,6 +117,18 @@ def judge(case: Case, results: Results) -> list[Verdict]:
     return verdicts
 
 
+def middle(launches: Sequence[Sequence[Verdict]]) -> list[Verdict]:
+    """Of several runs of one case, for each goal the run whose ratio is the median, with the least and the most."""
+    if len(launches) == 1:
+        return list(launches[0])
+    found = []
+    for one_goal in zip(*launches, strict=True):
+        ordered = sorted(one_goal, key=lambda one: one.ratio)
+        median = ordered[(len(ordered) - 1) // 2]
+        found.append(replace(median, least=ordered[0].ratio, most=ordered[-1].ratio))
+    return found
+
+
 def table(verdicts: list[Verdict]) -> Table:
     """All goals in one table."""
     found = Table(box=None, pad_edge=False, header_style="bold")
@@ -146,9 +161,12 @@ def main() -> int:
     parser.add_argument("--backend", default="paceline", help="the subject (default: paceline)")
     parser.add_argument("--seconds", type=float, default=2.0, help="for a contender at a size (default: 2)")
     parser.add_argument("--rounds", type=int, default=5, help="how often contenders take turns (default: 5)")
+    parser.add_argument("--launches", type=int, default=1, help="how often a case is run, ranks and all (default: 1)")
     parser.add_argument("--no-install", action="store_true", help="measure without an MPI that is missing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save the results of all runs")
     arguments = parser.parse_args()
+    if arguments.launches < 1:
+        parser.error("--launches is at least 1")
     out = Console(highlight=False, width=max(Console().width, 170))
     effort = Effort(arguments.seconds, None, arguments.rounds)
     no_lab = unavailable()
@@ -169,13 +187,14 @@ def main() -> int:
             out.print(f"left out: {case.name}: {no_lab}", markup=False)
             continue
         try:
-            results = run(case.question(arguments.backend, effort, mpis), case.lab)
+            question = case.question(arguments.backend, effort, mpis)
+            launches = [run(question, case.lab) for _ in range(arguments.launches)]
         except PacelineError as error:
             out.print(f"left out: {case.name}: {error}", markup=False)
             failed = True
             continue
-        runs.append(results)
-        verdicts += judge(case, results)
+        runs += launches
+        verdicts += middle([judge(case, results) for results in launches])
     out.print(table(verdicts))
     machine = Machine.here()
     out.print(
