@@ -41,14 +41,14 @@ class Lookout:
             return None
         self._trials.append(Trial(self._num_early, iteration_s))
         log.info(
-            "%d of %d buckets all-reduced in backpropagation: %s an iteration",
+            "early all-reduces: %d of %d buckets take %s an iteration",
             self._num_early,
             self._most + 1,
             format_duration(iteration_s),
         )
         chosen = next_num_early(self._trials, self._most)
         if any(chosen == trial.num_early for trial in self._trials):
-            log.info("%d of %d is best", chosen, self._most + 1)
+            log.info("early all-reduces: %d of %d buckets are best", chosen, self._most + 1)
             self._trials.clear()
             self._rests = LOOK_AGAIN_STEPS
             self._laps.stop()
