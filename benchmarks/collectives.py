@@ -5,8 +5,8 @@
 Each case is one interleaved run of ``paceline.bench``. The cases of the lab need root, those against MPI an MPI that
 is installed or can be: what cannot be measured is said and left out. A ratio is the other's median time over ours,
 with the least and the most of the rounds; the share of the limit is the limit over our median, with the quartiles.
-With several launches a case is run as often with new processes, since some are fast or slow for all of their life: the
-row is then that of the run whose ratio is the median, with the least and the most of the runs.
+With several launches a case is run as often with new processes, since launches differ: the row is then that of the run
+whose ratio is the median, with the least and the most of the runs.
 *of means* is the same of the loops' means, which is what nccl-tests would show. Goals are for medians.
 Exits with 1 if a goal is missed.
 """
