@@ -134,7 +134,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
   const auto operation = std::make_shared<Operation>();
   operation->call = request.call;
   operation->timeout = timeout_or_default(request.timeout);
-  operation->epilogue = std::move(request.epilogue);
+  if (!request.finish.empty()) operation->epilogue = std::move(request.finish);
   operation->on_done = [work](const std::string& error) { work->done(error); };
   PlanRequest wanted = this->wanted(request);
   if (wanted.kind == Kind::kAllReduce && request.bytes >= least_awaiting_bytes_) {

@@ -96,7 +96,7 @@ class Backend final : public c10d::Backend {
     uint64_t bytes = 0;  // of the whole buffer, the same on all ranks
     std::chrono::milliseconds timeout{0};
     bool asynchronous = true;  // the caller goes on instead of waiting at once
-    std::function<void()> epilogue;
+    Finish finish;
   };
 
   // Once. Returns what ranks disagree about, if no caller of this rank was told.

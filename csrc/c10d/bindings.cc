@@ -113,7 +113,7 @@ PYBIND11_MODULE(_c10d, module) {
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init([](const std::string& interface, bool use_shm) {
-             return std::make_shared<Engine>(EngineOptions{interface, use_shm});
+             return std::shared_ptr<Engine>(new Engine({interface, use_shm}), &Engine::end);
            }),
            py::arg("interface"), py::arg("use_shm"))
       .def_property_readonly("tcp_address", [](const Engine& engine) { return engine.address().tcp; });

@@ -2,11 +2,16 @@
 
 #include <algorithm>
 
+#include "c10d/arguments.h"
+
 namespace paceline {
 namespace {
 
 // An empty chunk travels as one byte, so that its arrival can be seen. All of them share this one; nobody reads it.
 uint8_t nothing[8];
+
+// A slice of what is to be done at the end.
+constexpr int64_t kFinishBytes = 1 << 20;
 
 }  // namespace
 
@@ -55,6 +60,46 @@ Contiguous contiguous(const at::Tensor& tensor) {
   // Dense in another order (transposed, channels-last) will not do: the other side's tensor may have other strides.
   if (tensor.is_contiguous()) return {tensor, false};
   return {tensor.contiguous(), true};
+}
+
+void Finish::divide(const Contiguous& sum, DType dtype, int divisor) {
+  tasks_.push_back({sum.tensor, {}, dtype, divisor});
+}
+
+void Finish::copy(const at::Tensor& to, const Contiguous& from) {
+  if (from.copied) tasks_.push_back({to, from.tensor});
+}
+
+bool Finish::operator()() {
+  Task& task = tasks_.front();
+  if (task.divisor != 0 ? divide_slice(task) : copy_slice(task)) return true;
+  tasks_.erase(tasks_.begin());
+  return !tasks_.empty();
+}
+
+bool Finish::divide_slice(Task& task) {
+  const auto element = static_cast<int64_t>(element_bytes(task.dtype));
+  const auto count = static_cast<int64_t>(count_of(task.to));
+  const int64_t slice = std::min(count - task.done, kFinishBytes / element);
+  auto* data = static_cast<uint8_t*>(task.to.data_ptr()) + task.done * element;
+  paceline::divide(task.dtype, data, static_cast<size_t>(slice), task.divisor);
+  task.done += slice;
+  return task.done < count;
+}
+
+bool Finish::copy_slice(Task& task) {
+  const int64_t bytes = static_cast<int64_t>(task.to.nbytes());
+  if (bytes <= kFinishBytes) {
+    copy_back(task.to, task.from);
+    return false;
+  }
+  const at::IntArrayRef sizes = task.to.sizes();
+  const auto dim = std::max_element(sizes.begin(), sizes.end()) - sizes.begin();
+  const int64_t rows = std::max<int64_t>(1, sizes[dim] * kFinishBytes / bytes);
+  const int64_t slice = std::min(sizes[dim] - task.done, rows);
+  copy_back(task.to.narrow(dim, task.done, slice), task.from.narrow(dim, task.done, slice));
+  task.done += slice;
+  return task.done < sizes[dim];
 }
 
 std::vector<Place> cut(const Program& program, DType dtype, const std::vector<Block>& blocks,

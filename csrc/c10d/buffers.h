@@ -41,4 +41,31 @@ struct Contiguous {
 };
 Contiguous contiguous(const at::Tensor& tensor);
 
+// What remains to be done when the bytes of a result are there: the division of an average, and copies to tensors that
+// are not contiguous. Each call does a slice of it, so that nobody waits for all of it.
+class Finish {
+ public:
+  // Divides all elements.
+  void divide(const Contiguous& sum, DType dtype, int divisor);
+  // To the caller's tensor, where that is another.
+  void copy(const at::Tensor& to, const Contiguous& from);
+
+  bool empty() const { return tasks_.empty(); }
+  // Returns whether there is more to do.
+  bool operator()();
+
+ private:
+  struct Task {
+    at::Tensor to, from;
+    DType dtype = DType::kBytes;
+    int divisor = 0;  // 0: a copy
+    int64_t done = 0;
+  };
+
+  static bool divide_slice(Task& task);
+  static bool copy_slice(Task& task);
+
+  std::vector<Task> tasks_;  // the first is the next
+};
+
 }  // namespace paceline

@@ -20,9 +20,7 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
   request.blocks = {{flat.data(), flat.data(), flat.bytes()}};
   request.timeout = options.timeout;
   request.asynchronous = options.asyncOp;
-  if (flat.copied && rank_ != options.rootRank) {
-    request.epilogue = [flat, tensor]() mutable { copy_back(tensor, flat.tensor); };
-  }
+  if (rank_ != options.rootRank) request.finish.copy(tensor, flat);
   return exchange(c10d::OpType::BROADCAST, "paceline:broadcast", {flat.tensor}, tensors, std::move(request));
 }
 
@@ -31,18 +29,16 @@ void Backend::add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors&
   TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_), "all_gather needs ", size_,
                     " output tensors, one a rank, not ", outputs.size());
   const Contiguous in = contiguous(input);
-  std::vector<Contiguous> outs;
   Request request;
   request.call = {Kind::kAllGather, dtype_of(input), ReduceOp::kSum, 0, 0, 0, 0};
-  bool copied = false;
   for (const at::Tensor& output : outputs) {
     check_same_type(input, output, "all_gather");
-    outs.push_back(contiguous(output));
-    copied = copied || outs.back().copied;
+    const Contiguous out = contiguous(output);
     request.call.count += count_of(output);
-    request.bytes += outs.back().bytes();
-    request.blocks.push_back({nullptr, outs.back().data(), outs.back().bytes()});
-    work->keep(outs.back().tensor);
+    request.bytes += out.bytes();
+    request.blocks.push_back({nullptr, out.data(), out.bytes()});
+    request.finish.copy(output, out);
+    work->keep(out.tensor);
   }
   Block& own = request.blocks[static_cast<size_t>(rank_)];
   TORCH_CHECK_VALUE(own.bytes == in.bytes(), "all_gather: the input of rank ", rank_, " has ", input.numel(),
@@ -51,13 +47,6 @@ void Backend::add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors&
   copy_bytes(own.output, in.data(), own.bytes);
   request.timeout = timeout;
   request.asynchronous = asynchronous;
-  if (copied) {
-    request.epilogue = [outs, outputs] {
-      for (size_t i = 0; i < outs.size(); ++i) {
-        if (outs[i].copied) copy_back(outputs[i], outs[i].tensor);
-      }
-    };
-  }
   work->keep(in.tensor);
   post(work, std::move(request));
 }
@@ -140,11 +129,7 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs, const c1
       request.blocks[i].output = outs.back().data();
     }
     copy_bytes(outs[static_cast<size_t>(rank_)].data(), in.data(), in.bytes());
-    request.epilogue = [outs, results] {
-      for (size_t i = 0; i < outs.size(); ++i) {
-        if (outs[i].copied) copy_back(results[i], outs[i].tensor);
-      }
-    };
+    for (size_t i = 0; i < outs.size(); ++i) request.finish.copy(results[i], outs[i]);
   }
   request.blocks[static_cast<size_t>(rank_)].input = in.data();
   request.timeout = options.timeout;
@@ -181,7 +166,7 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs, const c
   }
   request.timeout = options.timeout;
   request.asynchronous = options.asyncOp;
-  if (out.copied) request.epilogue = [out, output]() mutable { copy_back(output, out.tensor); };
+  request.finish.copy(output, out);
   return exchange(c10d::OpType::SCATTER, "paceline:scatter", std::move(kept), outputs, std::move(request));
 }
 
@@ -257,13 +242,7 @@ Backend::WorkPtr Backend::exchange_all(const Tensors& given, const Tensors& resu
   }
   request.timeout = options.timeout;
   request.asynchronous = options.asyncOp;
-  if (std::any_of(outs.begin(), outs.end(), [](const Contiguous& out) { return out.copied; })) {
-    request.epilogue = [outs, outputs] {
-      for (size_t i = 0; i < outs.size(); ++i) {
-        if (outs[i].copied) copy_back(outputs[i], outs[i].tensor);
-      }
-    };
-  }
+  for (size_t i = 0; i < n; ++i) request.finish.copy(outputs[i], outs[i]);
   const auto work = make_work(c10d::OpType::ALLTOALL, "paceline:all_to_all", given, results);
   for (at::Tensor& tensor : kept) work->keep(std::move(tensor));
   post(work, std::move(request));

@@ -63,13 +63,8 @@ void Backend::add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tens
   if (op.op_ == c10d::ReduceOp::PREMUL_SUM) {
     multiply(request.call.dtype, flat.data(), flat.data(), request.call.count, factor_of(op));
   }
-  const bool average = request.call.op == ReduceOp::kAverage;
-  if (average || flat.copied) {
-    request.epilogue = [flat, tensor, average, call = request.call, size = size_]() mutable {
-      if (average) divide(call.dtype, flat.data(), call.count, size);
-      if (flat.copied) copy_back(tensor, flat.tensor);
-    };
-  }
+  if (request.call.op == ReduceOp::kAverage) request.finish.divide(flat, request.call.dtype, size_);
+  request.finish.copy(tensor, flat);
   work->keep(flat.tensor);
   post(work, std::move(request));
 }
@@ -149,13 +144,8 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   request.blocks = {{flat.data(), root ? flat.data() : nullptr, flat.bytes()}};
   request.timeout = options.timeout;
   request.asynchronous = options.asyncOp;
-  const bool average = request.call.op == ReduceOp::kAverage;
-  if (root && (average || flat.copied)) {
-    request.epilogue = [flat, tensor, average, call = request.call, size = size_]() mutable {
-      if (average) divide(call.dtype, flat.data(), call.count, size);
-      if (flat.copied) copy_back(tensor, flat.tensor);
-    };
-  }
+  if (root && request.call.op == ReduceOp::kAverage) request.finish.divide(flat, request.call.dtype, size_);
+  if (root) request.finish.copy(tensor, flat);
   return exchange(c10d::OpType::REDUCE, "paceline:reduce", {flat.tensor}, tensors, std::move(request));
 }
 
@@ -189,13 +179,8 @@ void Backend::add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at:
   if (size_ == 1) copy_bytes(own.output, own.input, own.bytes);
   request.timeout = timeout;
   request.asynchronous = asynchronous;
-  const bool average = request.call.op == ReduceOp::kAverage;
-  if (average || out.copied) {
-    request.epilogue = [out, output, average, dtype = request.call.dtype, size = size_] {
-      if (average) divide(dtype, out.data(), count_of(out.tensor), size);
-      if (out.copied) copy_back(output, out.tensor);
-    };
-  }
+  if (request.call.op == ReduceOp::kAverage) request.finish.divide(out, request.call.dtype, size_);
+  request.finish.copy(output, out);
   work->keep(out.tensor);
   post(work, std::move(request));
 }

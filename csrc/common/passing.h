@@ -9,6 +9,8 @@
 #include <cstring>
 #include <span>
 
+#include "common/fd.h"
+
 namespace paceline {
 
 // sendmsg of these bytes, with an open file unless `file` is negative.
@@ -29,8 +31,9 @@ inline ssize_t send_with_file(int socket, std::span<iovec> parts, int file, int 
   return ::sendmsg(socket, &message, flags);
 }
 
-// recvmsg; `*file` is the open file that came with the bytes, or stays as it is.
-inline ssize_t receive_with_file(int socket, std::span<iovec> parts, int* file) {
+// recvmsg; `*file` is the open file that came with the bytes, or stays as it is. More than one file is closed again;
+// `*lost` is set where the kernel had one and this process has no descriptor left for it.
+inline ssize_t receive_with_file(int socket, std::span<iovec> parts, Fd* file, bool* lost) {
   alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(int))> space{};
   msghdr message{};
   message.msg_iov = parts.data();
@@ -38,10 +41,17 @@ inline ssize_t receive_with_file(int socket, std::span<iovec> parts, int* file) 
   message.msg_control = space.data();
   message.msg_controllen = space.size();
   const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  const cmsghdr* control = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
+  const cmsghdr* control = got >= 0 ? CMSG_FIRSTHDR(&message) : nullptr;
   if (control != nullptr && control->cmsg_level == SOL_SOCKET && control->cmsg_type == SCM_RIGHTS) {
-    std::memcpy(file, CMSG_DATA(control), sizeof(*file));
+    // The padding of the space for one lets a second one in.
+    for (size_t at = CMSG_LEN(0); at + sizeof(int) <= control->cmsg_len; at += sizeof(int)) {
+      int passed = -1;
+      std::memcpy(&passed, CMSG_DATA(control) + (at - CMSG_LEN(0)), sizeof(passed));
+      Fd received(passed);
+      if (at == CMSG_LEN(0)) *file = std::move(received);
+    }
   }
+  if (got >= 0 && (message.msg_flags & MSG_CTRUNC) != 0 && !*file) *lost = true;
   return got;
 }
 

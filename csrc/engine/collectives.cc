@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/attempt.h"
 #include "engine/engine.h"
 #include "engine/group.h"
 
@@ -13,7 +14,10 @@ namespace {
 
 // Frames of collectives that are not called yet are kept up to this much, headers included; beyond, the stream waits.
 // Through memory only small ones are: there the rest costs nothing more when it is wanted.
+// Of a peer that is at its end the rest is read, to hear why: that is what the kernels hold, and this bounds it where
+// the peer only says so.
 constexpr uint64_t kMostEarlyBytes = 64 << 20;
+constexpr uint64_t kMostLastBytes = 2 * kMostEarlyBytes;
 constexpr uint64_t kMostEarlySharedBytes = 8 << 10;
 
 constexpr size_t kHistory = 256;
@@ -25,11 +29,7 @@ constexpr auto kAskAfter = std::chrono::seconds(1);
 
 std::optional<std::string> Collectives::post(const std::shared_ptr<Operation>& operation) {
   operation->seq = next_seq_++;
-  if (!group_.failure().empty()) {
-    operation->memory.clear();
-    operation->on_done(group_.failure_of(operation->title()));
-    return std::nullopt;
-  }
+  if (!group_.failure().empty()) return std::nullopt;  // end_unposted does the rest
   operation->posted_at = Clock::now();
   operation->deadline = operation->posted_at + operation->timeout;
   operation->ask_at = operation->posted_at + kAskAfter;
@@ -38,12 +38,9 @@ std::optional<std::string> Collectives::post(const std::shared_ptr<Operation>& o
   operation->call.schedule = operation->awaits() ? 0 : operation->program->digest();
   history_.push_back(operation->call);
   if (history_.size() > kHistory) history_.pop_front();
+  group_.engine().due_by(std::min(operation->deadline, operation->ask_at));
   group_.decisions().called(*operation);
-  if (!group_.failure().empty()) {
-    operation->memory.clear();
-    operation->on_done(group_.failure_of(operation->title()));
-    return std::nullopt;
-  }
+  if (!group_.failure().empty()) return std::nullopt;
   if (!operation->awaits()) {
     start(operation);
     return std::nullopt;
@@ -57,6 +54,13 @@ std::optional<std::string> Collectives::post(const std::shared_ptr<Operation>& o
   return group_.decisions().await(operation);
 }
 
+void Collectives::end_unposted(const std::shared_ptr<Operation>& operation) noexcept {
+  if (group_.failure().empty() || operation->ended) return;
+  if (!attempt([&] { operation->end(group_.failure_of(operation->title())); })) {
+    attempt([&] { operation->end("out of memory"); });
+  }
+}
+
 void Collectives::begin(const std::shared_ptr<Operation>& operation, Prepared prepared) {
   if (find(operation->seq) != operation || !operation->awaits()) return;  // the group has failed meanwhile
   operation->program = std::move(prepared.program);
@@ -64,7 +68,6 @@ void Collectives::begin(const std::shared_ptr<Operation>& operation, Prepared pr
   operation->call.schedule = operation->program->digest();
   const uint64_t age = next_seq_ - 1 - operation->seq;
   if (age < history_.size()) history_[history_.size() - 1 - age].schedule = operation->call.schedule;
-  operations_.erase(operation->seq);
   for (auto& [peer, outgoing] : outgoing_) {
     outgoing.queues.erase(operation->seq);
     Connection* connection = outgoing.queues.empty() ? nullptr : group_.connection(peer, Lane::kCollective);
@@ -84,8 +87,8 @@ void Collectives::start(const std::shared_ptr<Operation>& operation) {
   for (uint32_t i = 0; program.in_order() && i < program.accesses().size(); ++i) {
     if (program.accesses()[i].write) operation->expecting.insert({program.accesses()[i].step, i});
   }
-  const bool overlaps = !operations_.empty();
   operations_[operation->seq] = operation;
+  const bool overlaps = operations_.size() > 1;
   for (const Program::Peer& peer : program.peers()) {
     if (!peer.sends.empty()) {
       outgoing_[peer.rank].queues[operation->seq].left = static_cast<uint32_t>(peer.sends.size());
@@ -106,11 +109,6 @@ void Collectives::start(const std::shared_ptr<Operation>& operation) {
   }
   group_.flush_marked();
   if (group_.failure().empty()) replay(operation);
-  for (const Program::Peer& peer : program.peers()) {
-    if (!group_.failure().empty()) return;
-    Connection* connection = group_.connection(peer.rank, Lane::kCollective);
-    if (connection != nullptr && connection->paused()) connection->resume();
-  }
   for (const Program::Peer& peer : program.peers()) {
     if (!group_.failure().empty()) return;
     if (group_.gone(peer.rank, Lane::kCollective)) group_.lose(peer.rank, "");
@@ -160,21 +158,28 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
     return FrameHandler::Verdict::kTake;
   }
   const auto found = operations_.find(header.seq);
-  const bool awaits = found != operations_.end() && found->second->awaits();
-  if (found == operations_.end() || awaits) {
-    if (awaits ? !header.call.fits(found->second->call) : header.seq < next_seq_) {
+  const bool called = found != operations_.end();
+  const bool awaits = called && found->second->awaits();
+  const bool replays = called && header.type != FrameType::kPulled && early_.count(header.seq) > 0;
+  if (!called || awaits || replays) {
+    if (called ? !header.call.fits(found->second->call) : header.seq < next_seq_) {
       disagree(connection.peer(), header.call, header.seq);
       return FrameHandler::Verdict::kTake;
     }
-    const bool sent = header.type == FrameType::kData;
-    if (header.type == FrameType::kPulled || (sent && header.length > Connection::kSliceBytes)) {
-      const char* what = sent ? " sent a frame that is too long" : " says that it has read memory it was not lent";
-      group_.fail(connection.peer(), group_.who(connection.peer()) + what);
+    if (header.type == FrameType::kPulled) {
+      group_.fail(connection.peer(), group_.who(connection.peer()) + " says that it has read memory it was not lent");
       return FrameHandler::Verdict::kTake;
     }
+    const bool sent = header.type == FrameType::kData;
     const bool dear = header.shared && header.length > kMostEarlySharedBytes;
     const bool keep = connection.hung_up() || (!dear && early_bytes_ < kMostEarlyBytes);
     if (!keep) return FrameHandler::Verdict::kPause;
+    if (early_bytes_ >= kMostLastBytes) {
+      group_.fail(connection.peer(), group_.who(connection.peer()) +
+                                         " closed a connection, and sends on and on what rank " +
+                                         std::to_string(group_.rank()) + " has not called");
+      return FrameHandler::Verdict::kTake;
+    }
     Receiving& receiving = receiving_[&connection];
     receiving.begun = receiving.early = true;
     receiving.operation.reset();
@@ -232,13 +237,13 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header, co
   advance(operation, receiving.access, header.length);
 }
 
-// Frames that came before the call.
+// Frames that came before the call; where others wait for the lock, some of them. Then those whose streams had stopped
+// go on.
 void Collectives::replay(const std::shared_ptr<Operation>& operation) {
-  const auto found = early_.find(operation->seq);
-  if (found == early_.end()) return;
-  std::vector<Early> frames = std::move(found->second);
-  early_.erase(found);
-  for (Early& frame : frames) {
+  for (auto found = early_.find(operation->seq); found != early_.end(); found = early_.find(operation->seq)) {
+    Early frame = std::move(found->second.front());
+    found->second.pop_front();
+    if (found->second.empty()) early_.erase(found);
     early_bytes_ -= frame.payload.size() + sizeof(Early);
     const int64_t access = check(frame.peer, *operation, frame.header);
     if (access < 0) return;
@@ -253,7 +258,38 @@ void Collectives::replay(const std::shared_ptr<Operation>& operation) {
     take(operation, index, frame.header.offset, frame.header.length, std::move(frame.payload));
     if (group_.failure().empty()) group_.flush_marked();  // there may be many, and links must not wait for all of them
     if (!group_.failure().empty()) return;
+    if (early_.count(operation->seq) == 0 || !group_.engine().poller().others_wait()) continue;
+    replays_.push_back(operation);
+    return group_.engine().nudge();
   }
+  resume(*operation);
+}
+
+// Streams that stopped at a frame of this operation go on.
+void Collectives::resume(const Operation& operation) {
+  const std::shared_ptr<const Program> program = operation.program;  // it may end meanwhile
+  for (const Program::Peer& peer : program->peers()) {
+    if (!group_.failure().empty()) return;
+    Connection* connection = group_.connection(peer.rank, Lane::kCollective);
+    if (connection != nullptr && connection->paused()) connection->resume();
+  }
+}
+
+bool Collectives::work() {
+  if (!epilogues_.empty()) {
+    const std::shared_ptr<Operation> operation = epilogues_.back().lock();
+    epilogues_.pop_back();
+    if (operation != nullptr && find(operation->seq) == operation) finalise(operation);
+    group_.flush_marked();
+    return true;
+  }
+  if (!replays_.empty()) {
+    const std::shared_ptr<Operation> operation = replays_.back().lock();
+    replays_.pop_back();
+    if (operation != nullptr && find(operation->seq) == operation) replay(operation);
+    return true;
+  }
+  return pull();
 }
 
 // Bytes have arrived: write them as soon as they may be written.
@@ -334,16 +370,29 @@ void Collectives::complete(const std::shared_ptr<Operation>& operation) {
     operations_[operation->seq] = operation;
     return;
   }
-  operations_.erase(operation->seq);
+  operation->in_epilogue = true;
+  finalise(operation);
+}
+
+// Makes a slice of the result final, or all of it.
+void Collectives::finalise(const std::shared_ptr<Operation>& operation) {
   std::string error;
   try {
-    if (operation->epilogue) operation->epilogue();
+    if (operation->epilogue && operation->epilogue()) {
+      operations_[operation->seq] = operation;  // it may have had nobody to wait for
+      epilogues_.push_back(operation);
+      return group_.engine().nudge();
+    }
   } catch (const std::exception& thrown) {
     error = operation->title() + ": its result cannot be stored: " + thrown.what();
   }
-  operation->memory.clear();
-  operation->on_done(error);
+  conclude(operation, error);
+}
+
+void Collectives::conclude(const std::shared_ptr<Operation>& operation, const std::string& error) {
+  operations_.erase(operation->seq);
   group_.engine().retire(operation);
+  operation->end(error);
   group_.engine().nudge();
   if (operations_.empty()) return;
   for (const auto& [peer, outgoing] : outgoing_) {  // what waited for it
@@ -351,22 +400,24 @@ void Collectives::complete(const std::shared_ptr<Operation>& operation) {
     if (connection != nullptr) group_.mark(*connection);
   }
   const std::shared_ptr<Operation> next = operations_.begin()->second;
-  if (next->left == 0) complete(next);
+  if (next->left == 0 && !next->in_epilogue) complete(next);
 }
 
-void Collectives::fail() {
+void Collectives::fail() noexcept {
   const auto operations = std::move(operations_);
   operations_.clear();
   outgoing_.clear();
   early_.clear();
+  early_bytes_ = 0;
   receiving_.clear();
   pulls_.clear();
+  replays_.clear();
+  epilogues_.clear();
   for (const auto& [seq, operation] : operations) {
     operation->left = 0;
-    operation->memory.clear();
     operation->arrived.clear();
     group_.engine().retire(operation);
-    operation->on_done(group_.failure_of(operation->title()));
+    end_unposted(operation);
   }
   group_.engine().nudge();
 }
@@ -392,6 +443,7 @@ bool Collectives::needs(uint32_t peer) const {
 std::shared_ptr<Operation> Collectives::earliest(Clock::time_point Operation::* when) const {
   std::shared_ptr<Operation> first;
   for (const auto& [seq, operation] : operations_) {
+    if (operation->in_epilogue) continue;
     if (first == nullptr || operation.get()->*when < first.get()->*when) first = operation;
   }
   return first;

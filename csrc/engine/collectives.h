@@ -23,6 +23,8 @@ class Collectives {
 
   // Of an operation that awaits a decision: the choice, if it is made but its program is not; then the caller prepares.
   std::optional<std::string> post(const std::shared_ptr<Operation>& operation);
+  // After a call that was broken off: an operation that the group does not know of ends as well.
+  void end_unposted(const std::shared_ptr<Operation>& operation) noexcept;
   // It has been decided how an operation runs.
   void begin(const std::shared_ptr<Operation>& operation, Prepared prepared);
 
@@ -33,14 +35,15 @@ class Collectives {
   // Sends that gave way to others for too long go on. Returns when to be called again.
   Clock::time_point tick(Clock::time_point now);
 
-  // One slice from memory that a peer has lent; false when there is none to take.
-  bool pull();
-  bool can_pull() const { return !pulls_.empty(); }
+  // One slice of what needs nothing from outside any more: results to be made final, frames that came before their
+  // call, memory that a peer has lent. False when there is none.
+  bool work();
+  bool has_work() const { return !epilogues_.empty() || !replays_.empty() || !pulls_.empty(); }
 
   bool idle() const { return operations_.empty(); }
 
   // Ends everything in flight.
-  void fail();
+  void fail() noexcept;
 
   bool needs(uint32_t peer) const;
   // The operation in flight that comes first by the deadline or by the time to ask, or nullptr.
@@ -98,6 +101,10 @@ class Collectives {
   // The access a frame is for, or -1 after failing the group because the frame makes no sense.
   int64_t check(uint32_t peer, const Operation& operation, const FrameHeader& header);
   void complete(const std::shared_ptr<Operation>& operation);
+  void finalise(const std::shared_ptr<Operation>& operation);
+  void conclude(const std::shared_ptr<Operation>& operation, const std::string& error);
+  void resume(const Operation& operation);
+  bool pull();
   // Another rank has called something else by this number: fails the group.
   void disagree(uint32_t peer, const Call& theirs, uint64_t seq);
   std::string mismatch(uint32_t peer, const Call& theirs, uint64_t seq) const;
@@ -107,8 +114,10 @@ class Collectives {
   std::map<uint64_t, std::shared_ptr<Operation>> operations_;
   std::deque<Call> history_;  // of the last collectives, to explain a frame that comes too late
   std::map<uint32_t, Outgoing> outgoing_;
-  std::map<uint64_t, std::vector<Early>> early_;  // frames of collectives this rank has not called yet
+  std::map<uint64_t, std::deque<Early>> early_;  // frames of collectives this rank has not called yet, or not read yet
   uint64_t early_bytes_ = 0;
+  std::vector<std::weak_ptr<Operation>> replays_;    // with such frames to go on with
+  std::vector<std::weak_ptr<Operation>> epilogues_;  // with results to go on making final
   Clock::time_point give_way_until_ = Clock::time_point::max();
   std::vector<std::pair<std::weak_ptr<Operation>, uint32_t>> pulls_;  // a stack: what was let go on last is in cache
 

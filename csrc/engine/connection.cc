@@ -14,7 +14,7 @@ namespace paceline {
 namespace {
 
 // Fairness between connections: after so many bytes the others get a turn.
-constexpr size_t kMostBytesATurn = 4 << 20;
+constexpr size_t kMostBytesATurn = 1 << 20;
 
 // Payload up to this size travels in the frame itself, also where memory is shared.
 constexpr uint64_t kInlineBytes = 8 << 10;
@@ -29,8 +29,6 @@ std::string broke(int error) {
   return std::string("broke its connection: ") + std::strerror(error) + ": its process died";
 }
 
-size_t wire_bytes(const OutFrame& frame) { return kFrameHeaderBytes + frame.header.streamed_bytes(); }
-
 }  // namespace
 
 Connection::Connection(Poller& poller, FrameHandler& handler, const Transport& transport, Fd fd, uint32_t peer,
@@ -42,16 +40,17 @@ Connection::Connection(Poller& poller, FrameHandler& handler, const Transport& t
       peer_(peer),
       lane_(lane),
       rings_(transport.create_rings()) {
+  if (rings_ != nullptr) {
+    pulls_ = std::make_unique<Pulls>(fd_.get());
+    FrameHeader header;
+    header.type = FrameType::kRings;
+    header.id = 1;
+    header.seq = pulls_->word();
+    header.offset = pulls_->address();
+    enqueue_control(header);
+  }
   watched_ = EPOLLIN | EPOLLRDHUP;
   poller_.add(fd_.get(), watched_, this);
-  if (rings_ == nullptr) return;
-  pulls_ = std::make_unique<Pulls>(fd_.get());
-  FrameHeader header;
-  header.type = FrameType::kRings;
-  header.id = 1;
-  header.seq = pulls_->word();
-  header.offset = pulls_->address();
-  enqueue_control(header);
 }
 
 Connection::~Connection() {
@@ -61,32 +60,35 @@ Connection::~Connection() {
 
 void Connection::enqueue_raw(std::vector<uint8_t> bytes) { raw_ = std::move(bytes); }
 
-void Connection::enqueue(OutFrame frame) {
+void Connection::enqueue(OutFrame frame) { insert(out_.end(), std::move(frame)); }
+
+void Connection::enqueue_urgent(OutFrame frame) {
+  const auto begun = out_.begin() + static_cast<std::ptrdiff_t>(num_begun());
+  insert(std::find_if(begun, out_.end(), [](const OutFrame& waiting) { return waiting.owner != nullptr; }),
+         std::move(frame));
+}
+
+void Connection::enqueue_urgent(const FrameHeader& header) {
+  OutFrame frame;
+  frame.header = header;
+  enqueue_urgent(std::move(frame));
+}
+
+void Connection::insert(std::deque<OutFrame>::iterator before, OutFrame frame) {
   if (finishing_ || broken_) return;
-  const uint64_t length = frame.header.length;
-  if (rings_ == nullptr || frame.owner == nullptr || length <= kInlineBytes) {
-    headers_.emplace_back();
-    encode(frame.header, headers_.back());
-    out_bytes_ += frame.header.streamed_bytes();
-    out_.push_back(std::move(frame));
-    if (out_.back().payload == nullptr) out_.back().payload = out_.back().owned.data();
-    return;
-  }
-  frame.header.shared = true;
-  FrameHeader more;
-  more.type = FrameType::kMore;
-  for (uint64_t at = 0; at < length; at += Rings::kPieceBytes) {
-    headers_.emplace_back();
-    encode(at == 0 ? frame.header : more, headers_.back());
-    OutFrame piece;
-    piece.header = frame.header;
-    piece.payload = frame.payload + at;
-    piece.owner = frame.owner;
-    piece.piece_bytes = std::min<uint64_t>(Rings::kPieceBytes, length - at);
-    piece.last_piece = at + piece.piece_bytes == length;
-    out_bytes_ += piece.piece_bytes;
-    out_.push_back(std::move(piece));
-  }
+  frame.header.shared = rings_ != nullptr && frame.owner != nullptr && frame.header.length > kInlineBytes;
+  if (frame.payload == nullptr) frame.payload = frame.owned.data();
+  encode(frame.header, frame.encoded);
+  const size_t bytes = frame.queued_bytes();
+  out_.insert(before, std::move(frame));
+  out_bytes_ += bytes;
+}
+
+// Frames of which the peer has, or is just being given, the first byte: more than one while the handler hears of them.
+size_t Connection::num_begun() const {
+  size_t begun = 0;
+  for (size_t written = front_written_; written > 0; ++begun) written -= std::min(written, out_[begun].wire_bytes());
+  return begun;
 }
 
 void Connection::enqueue_control(const FrameHeader& header) {
@@ -113,6 +115,7 @@ void Connection::read_on() {
   if (finishing_) return discard();
   size_t turn = 0;
   for (size_t got = 1; got > 0 && turn < kMostBytesATurn && !broken_ && !paused_; turn += got) {
+    if (turn > 0 && poller_.others_wait()) break;
     got = read_some();
     // To ask for more would be a call for nothing; epoll, or a look at the stream, says when there is some.
     if (drained_ && !hung_up_ && !ended_) break;
@@ -126,14 +129,9 @@ void Connection::settle() {
   const bool peer_waits = rings_ != nullptr && rings_->is_open() && rings_->peer_waits();
   if (peer_waits && writes_stream_) ring();
   if (peer_waits && !writes_stream_) {
-    // Before what waits for room itself, but not in the middle of a frame.
-    size_t begun = 0;
-    for (size_t written = front_written_; written > 0; ++begun) written -= std::min(written, wire_bytes(out_[begun]));
-    OutFrame frame;
-    frame.header.type = FrameType::kRoom;
-    const auto at = static_cast<std::ptrdiff_t>(begun);
-    encode(frame.header, *headers_.emplace(headers_.begin() + at));
-    out_.insert(out_.begin() + at, std::move(frame));
+    FrameHeader room;
+    room.type = FrameType::kRoom;
+    enqueue_urgent(room);  // before what waits for room itself
     go_on_ = true;
   }
   if (std::exchange(go_on_, false)) flush();
@@ -180,10 +178,7 @@ ssize_t Connection::receive(std::span<iovec> parts) {
     return got == 0 && !ended_ ? -1 : static_cast<ssize_t>(got);
   }
   if (rings_ == nullptr || rings_->is_open()) return ::readv(fd_.get(), parts.data(), static_cast<int>(parts.size()));
-  int file = -1;
-  const ssize_t got = receive_with_file(fd_.get(), parts, &file);
-  if (file >= 0) passed_ = Fd(file);
-  return got;
+  return receive_with_file(fd_.get(), parts, &passed_, &lost_file_);
 }
 
 // The streamed payload is complete.
@@ -200,16 +195,17 @@ bool Connection::parse() {
     FrameHeader header;
     const bool known = decode(bytes, &header);
     const bool about_rings = header.type >= FrameType::kRings && header.type <= FrameType::kStream;
-    // Between two pieces nothing else may come, except why there will be no more.
-    const bool in_order = about_rings || to_go_ == 0 || header.type == FrameType::kError;
     const bool needs_rings = header.shared || header.type == FrameType::kAt;
-    if (!known || !in_order || (needs_rings && (rings_ == nullptr || !rings_->is_open()))) {
+    if (!known || (needs_rings && (rings_ == nullptr || !rings_->is_open()))) {
       broken("sent bytes that are no frame");
       return false;
     }
     ahead_begin_ += kFrameHeaderBytes;
     if (about_rings) {
-      if (!control_rings(header)) broken("shares memory in a way that makes no sense");
+      if (!control_rings(header)) {
+        broken(lost_file_ ? "shares memory that this process cannot open: too many open files (ulimit -n)"
+                          : "shares memory in a way that makes no sense");
+      }
       continue;
     }
     header_ = header;
@@ -222,14 +218,14 @@ bool Connection::parse() {
       watch();
       return false;
     }
-    to_go_ = header_.shared ? header_.length : header_.streamed_bytes();
-    if (to_go_ > 0 && to_ == nullptr && !in_place(header_)) {
+    if (header_.shared) {
+      take_shared();
+      continue;
+    }
+    to_go_ = header_.streamed_bytes();
+    if (to_go_ > 0 && to_ == nullptr) {
       broken("sent bytes that nobody asked for");
       return false;
-    }
-    if (header_.shared) {
-      take_piece();
-      continue;
     }
     in_frame_ = true;
     const size_t here = std::min<size_t>(to_go_, ahead_end_ - ahead_begin_);
@@ -286,10 +282,10 @@ size_t Connection::collect(std::span<iovec> parts) {
   size_t skip = front_written_;
   for (size_t i = 0; i < out_.size() && count + 2 <= parts.size(); ++i) {
     OutFrame& frame = out_[i];
-    const bool copies = frame.piece_bytes > 0 && !frame.in_ring;
-    if (copies && !rings_->put(frame.payload, frame.piece_bytes)) break;
+    const bool copies = frame.header.shared && !frame.in_ring;
+    if (copies && !rings_->put(frame.payload, frame.header.length)) break;
     frame.in_ring = frame.in_ring || copies;
-    if (skip < kFrameHeaderBytes) parts[count++] = {headers_[i].data() + skip, kFrameHeaderBytes - skip};
+    if (skip < kFrameHeaderBytes) parts[count++] = {frame.encoded.data() + skip, kFrameHeaderBytes - skip};
     const size_t payload = frame.header.streamed_bytes();
     const size_t in_payload = skip > kFrameHeaderBytes ? skip - kFrameHeaderBytes : 0;
     if (payload > in_payload) {
@@ -344,14 +340,14 @@ bool Connection::write_some() {
   raw_.erase(raw_.begin(), raw_.begin() + static_cast<std::ptrdiff_t>(raw));
   left -= raw;
   front_written_ += left;
-  while (!out_.empty() && front_written_ >= wire_bytes(out_.front())) {
+  while (!out_.empty() && front_written_ >= out_.front().wire_bytes()) {
     const OutFrame frame = std::move(out_.front());
-    front_written_ -= wire_bytes(frame);
-    out_bytes_ -= frame.header.streamed_bytes() + frame.piece_bytes;
+    front_written_ -= frame.wire_bytes();
+    out_bytes_ -= frame.queued_bytes();
     out_.pop_front();
-    headers_.pop_front();
+    if (frame.header.type == FrameType::kRings) rings_->forget_fd();
     if (frame.header.type == FrameType::kStream) writes_stream_ = true;
-    if (!finishing_ && frame.last_piece) handler_.on_sent(*this, frame);
+    if (!finishing_) handler_.on_sent(*this, frame);
     if (broken_) return false;
   }
   return true;
@@ -369,26 +365,19 @@ void Connection::full() {
 void Connection::finish() {
   if (finishing_ || broken_) return;
   // A frame that was begun must be finished, or nothing behind it can be read; the rest are given up, except those that
-  // own their bytes. Several were begun when the handler is just hearing of the first.
+  // own their bytes.
+  const size_t begun = num_begun();
   std::deque<OutFrame> kept;
-  std::deque<std::array<uint8_t, kFrameHeaderBytes>> kept_headers;
-  size_t written = front_written_;
   for (size_t i = 0; i < out_.size(); ++i) {
-    const bool begun = written > 0;
-    written -= std::min(written, wire_bytes(out_[i]));
-    if (out_[i].owner != nullptr && !begun) continue;
+    if (out_[i].owner != nullptr && i >= begun) continue;
     const size_t payload = out_[i].header.streamed_bytes();
     if (out_[i].owner != nullptr && payload > 0) {  // its bytes may go away, so copy them
       out_[i].owned.assign(out_[i].payload, out_[i].payload + payload);
+      out_[i].payload = out_[i].owned.data();
     }
     kept.push_back(std::move(out_[i]));
-    kept_headers.push_back(headers_[i]);
   }
   out_ = std::move(kept);
-  for (OutFrame& frame : out_) {
-    if (!frame.owned.empty()) frame.payload = frame.owned.data();
-  }
-  headers_ = std::move(kept_headers);
   finishing_ = true;
   flush();
   if (rings_ != nullptr) rings_->close();  // after the reason was told, and before anybody takes back what he has lent

@@ -28,17 +28,19 @@ using Clock = std::chrono::steady_clock;
 
 class Connection;
 
-// A frame on its way out, or one piece of its payload. Payload is borrowed until `on_sent`, or owned.
+// A frame on its way out. Payload is borrowed until `on_sent`, or owned.
 struct OutFrame {
   FrameHeader header;
   const uint8_t* payload = nullptr;
   std::vector<uint8_t> owned;
   void* owner = nullptr;  // not null: the payload is borrowed, and may go away with its owner
 
-  // Of a shared payload.
-  uint64_t piece_bytes = 0;
-  bool in_ring = false;
-  bool last_piece = true;
+  // Set by the connection.
+  std::array<uint8_t, kFrameHeaderBytes> encoded{};
+  bool in_ring = false;  // shared payload that is where the peer can read it
+
+  size_t wire_bytes() const { return kFrameHeaderBytes + header.streamed_bytes(); }
+  size_t queued_bytes() const { return header.shared ? header.length : header.streamed_bytes(); }
 };
 
 class FrameHandler {
@@ -63,15 +65,15 @@ class FrameHandler {
   // The stream has ended, or cannot be trusted any more. The connection is not used after this.
   virtual void on_broken(Connection& connection, const std::string& reason) = 0;
 
+  // An exception has ended the work on a frame or an event, which may be half done.
+  virtual void on_exception(const char* what) noexcept = 0;
+
  protected:
   ~FrameHandler() = default;
 };
 
 class Connection final : public Watcher {
  public:
-  // Collectives send no larger frames.
-  static constexpr uint64_t kSliceBytes = Rings::kPieceBytes;
-
   Connection(Poller& poller, FrameHandler& handler, const Transport& transport, Fd fd, uint32_t peer, Lane lane);
   ~Connection() override;
 
@@ -82,17 +84,22 @@ class Connection final : public Watcher {
   // Whether the peer can read this process's memory: then it may be told where payload lies.
   bool lends() const { return lends_; }
   // Whether this frame's payload can be read where it lies, without being copied first.
-  static bool in_place(const FrameHeader& header) { return header.shared && header.length <= Rings::kPieceBytes; }
+  static bool in_place(const FrameHeader& header) { return header.shared; }
 
   // Bytes that must precede all frames (the last message of the handshake).
   void enqueue_raw(std::vector<uint8_t> bytes);
   void enqueue(OutFrame frame);
   void enqueue_control(const FrameHeader& header);
+  // Before all payload that is not on its way yet. For frames whose order among payload means nothing.
+  void enqueue_urgent(OutFrame frame);
+  void enqueue_urgent(const FrameHeader& header);
   bool has_room() const { return out_.size() < kMostFrames && out_bytes_ < most_bytes_; }
   // What is worth a frame of its own: large enough to make calls cheap, small enough to stay in cache between
   // receiving, reducing and sending on, and to let others through on a slow link.
-  uint64_t slice_bytes() const { return most_bytes_ < 2 * kSliceBytes ? kSliceBytes / 2 : kSliceBytes; }
+  uint64_t slice_bytes() const { return most_bytes_ < 2 * kMaxPayloadBytes ? kMaxPayloadBytes / 2 : kMaxPayloadBytes; }
   bool idle() const { return out_.empty(); }
+  // Whether it takes answers to questions it has been asked: not of a peer that asks on and on, and does not read.
+  bool may_answer() const { return out_.size() < kMostUnread; }
 
   // Copies from memory that the peer has lent. False when it could not, or the peer may have changed it meanwhile: the
   // connection is broken, or its stream will tell why.
@@ -112,6 +119,7 @@ class Connection final : public Watcher {
   void finish();
 
   void on_event(uint32_t events) override;
+  void on_exception(const char* what) noexcept override { handler_.on_exception(what); }
   bool ready() const override;
   void on_ready() override;
   void fall_asleep() override { stream_->fall_asleep(); }
@@ -119,6 +127,7 @@ class Connection final : public Watcher {
 
  private:
   static constexpr size_t kMostFrames = 32;
+  static constexpr size_t kMostUnread = 1024;
 
   void read_on();
   size_t read_some();
@@ -128,7 +137,9 @@ class Connection final : public Watcher {
   void hear_ringing();
   bool parse();
   void take_bytes();
-  void take_piece();
+  void take_shared();
+  void insert(std::deque<OutFrame>::iterator before, OutFrame frame);
+  size_t num_begun() const;
   bool control_rings(const FrameHeader& header);
   void settle();
   bool write_some();
@@ -158,15 +169,15 @@ class Connection final : public Watcher {
   FrameHeader header_;
   uint8_t* to_ = nullptr;
   uint64_t to_go_ = 0;
-  Fd passed_;             // a file that came with the bytes read last
-  bool drained_ = false;  // the last read took all there was
+  Fd passed_;               // a file that came with the bytes read last
+  bool lost_file_ = false;  // one came, and this process had no descriptor for it
+  bool drained_ = false;    // the last read took all there was
   bool paused_ = false;
   bool hung_up_ = false;
   bool ended_ = false;  // the socket's end was seen, and what is left of the stream is in memory
 
   // Out.
   std::deque<OutFrame> out_;
-  std::deque<std::array<uint8_t, kFrameHeaderBytes>> headers_;  // encoded, one a frame of out_
   std::vector<uint8_t> raw_;
   size_t front_written_ = 0;  // bytes of the front frame, header included
   size_t out_bytes_ = 0;

@@ -95,7 +95,7 @@ void Decisions::attached(uint32_t peer) {
   if (peer != kCoordinator || unsaid_.empty()) return;
   Connection* connection = group_.connection(peer, Lane::kMessages);
   if (connection == nullptr) return;
-  for (const FrameHeader& header : unsaid_) connection->enqueue_control(header);
+  for (const FrameHeader& header : unsaid_) connection->enqueue_urgent(header);
   unsaid_.clear();
   group_.mark(*connection);
 }
@@ -200,6 +200,7 @@ void Decisions::settle(Clock::time_point now) {
     const auto until = record.last + std::chrono::duration_cast<Clock::duration>(patience(record));
     if (!known && now < until) {
       settle_at_ = until;
+      group_.engine().due_by(until);
       break;
     }
     for (const uint32_t rank : missing) absent_[rank] = true;
@@ -291,7 +292,7 @@ void Decisions::tell(uint32_t peer) {
     frame.header.seq = decision.last;
     frame.owned.assign(decision.choice.begin(), decision.choice.end());
     frame.header.length = frame.owned.size();
-    connection->enqueue(std::move(frame));
+    connection->enqueue_urgent(std::move(frame));
   }
   told_[peer] = decided_;
   group_.mark(*connection);
@@ -306,7 +307,7 @@ void Decisions::prune() {
   while (!book_.empty() && book_.front().last <= past) book_.pop_front();
 }
 
-void Decisions::fail() {
+void Decisions::fail() noexcept {
   awaiting_.clear();
   unsaid_.clear();
   pending_.clear();

@@ -80,7 +80,7 @@ class Decisions {
   void on_frame(Connection& connection, const FrameHeader& header);
   void attached(uint32_t peer);
   void forget(const Connection& connection) { texts_.erase(&connection); }
-  void fail();
+  void fail() noexcept;
   Clock::time_point tick(Clock::time_point now);
 
   // What to ask for a forecast, and about what; nothing when there is nothing new.

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <stdexcept>
 #include <system_error>
 #include <utility>
 
+#include "common/attempt.h"
 #include "common/cores.h"
 #include "common/log.h"
 #include "transport/pulls.h"
@@ -41,7 +43,62 @@ constexpr auto kFinishing = std::chrono::seconds(10);  // for collectives under 
 
 }  // namespace
 
+// A process that forks has nobody in the middle of something: the child's memory is in order, and it closes its copies
+// of all connections. Otherwise peers would not see the end of a rank whose children outlive it.
+class Forks {
+ public:
+  static Forks& instance() {
+    static Forks* forks = new Forks;  // outlives static destructors: there may be forks until the end
+    return *forks;
+  }
+
+  void add(Engine& engine) {
+    const std::lock_guard lock(mutex_);
+    engines_.push_back(&engine);
+  }
+  void remove(Engine& engine) {
+    const std::lock_guard lock(mutex_);
+    std::erase(engines_, &engine);
+  }
+
+ private:
+  Forks() {
+    ::pthread_atfork([] { instance().before(); }, [] { instance().after(false); }, [] { instance().after(true); });
+  }
+  void before() {
+    mutex_.lock();
+    for (Engine* engine : engines_) engine->before_fork();
+  }
+  void after(bool in_child) {
+    for (Engine* engine : engines_) engine->after_fork(in_child);
+    if (in_child) engines_.clear();
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::vector<Engine*> engines_;
+};
+
+void Engine::before_fork() {
+  callers_.fetch_add(1);
+  mutex_.lock();
+  callers_.fetch_sub(1);
+}
+
+void Engine::after_fork(bool in_child) {
+  if (in_child) {
+    forked_ = true;
+    poller_.close_all();
+  }
+  mutex_.unlock();
+}
+
 Engine::Entry::Entry(Engine& engine) : engine_(engine) {
+  if (engine.forked_) {
+    throw std::runtime_error(
+        "a process group cannot be used by a forked child of the process that made it: in the child, call "
+        "destroy_process_group() and init_process_group() again, or start it with the spawn method");
+  }
   engine.callers_.fetch_add(1);
   lock_ = std::unique_lock(engine.mutex_);
   engine.callers_.fetch_sub(1);
@@ -49,6 +106,7 @@ Engine::Entry::Entry(Engine& engine) : engine_(engine) {
 
 Engine::Entry::~Entry() {
   const std::vector<std::shared_ptr<void>> retired = std::exchange(engine_.retired_, {});
+  engine_.has_retired_ = false;
   lock_.unlock();
 }
 
@@ -74,14 +132,20 @@ Engine::Engine(const EngineOptions& options) : options_(options), introductions_
     if (shm_ != nullptr) introductions_.listen(*shm_);
   }
   poller_.add(bell_.fd(), EPOLLIN, &bell_);
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    throw std::system_error(error.code(), "the progress thread of paceline cannot be started (ulimit -u)");
+  }
+  Forks::instance().add(*this);
+}
+
+void Engine::end(const Engine* engine) {
+  if (!engine->forked_) delete engine;
 }
 
 Engine::~Engine() {
-  if (::getpid() != process_) {  // the thread is the parent's
-    thread_.detach();
-    return;
-  }
+  Forks::instance().remove(*this);
   {
     const Entry entry(*this);
     stopping_ = true;
@@ -124,16 +188,16 @@ void Engine::introduce(const std::shared_ptr<Group>& group, std::vector<PeerAddr
 }
 
 std::string Engine::leave(const std::shared_ptr<Group>& group) {
-  if (::getpid() != process_) return "";  // the group is the parent's
-  std::unique_lock lock(mutex_);
+  if (forked_) return "";  // the group is the parent's
+  Entry entry(*this);
   // Others need this rank's part of what it has called already.
   wake();
-  changed_.wait_for(lock, kFinishing,
+  changed_.wait_for(entry.lock(), kFinishing,
                     [&] { return group->collectives().idle() || !group->failure().empty() || stopping_; });
   const std::string unheard = group->unheard() ? group->failure() : "";
   group->leave();
   wake();
-  changed_.wait_for(lock, kLingering, [&] { return group->closed() || stopping_; });
+  changed_.wait_for(entry.lock(), kLingering, [&] { return group->closed() || stopping_; });
   group->close();
   std::erase(groups_, group);
   return unheard;
@@ -148,15 +212,20 @@ void Engine::post(const std::shared_ptr<Group>& group, const std::shared_ptr<Ope
   std::optional<std::string> choice;
   {
     const Entry entry(*this);
-    choice = group->collectives().post(operation);
+    group->guarded([&] { choice = group->collectives().post(operation); });
+    group->collectives().end_unposted(operation);
     if (later && !group->collectives().idle() && !asleep_) wake();
   }
   if (choice) prepare(group, operation, *choice);
 }
 
+void Engine::tidy() {
+  if (has_retired_.load(std::memory_order_relaxed) && !forked_) const Entry entry(*this);
+}
+
 void Engine::decide_by(const std::shared_ptr<Group>& group, Decisions::Rules rules) {
   const Entry entry(*this);
-  group->decisions().decide_by(std::move(rules));
+  group->guarded([&] { group->decisions().decide_by(std::move(rules)); });
 }
 
 void Engine::prepare(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation,
@@ -169,12 +238,11 @@ void Engine::prepare(const std::shared_ptr<Group>& group, const std::shared_ptr<
     error = thrown.what();
   }
   const Entry entry(*this);
-  if (prepared) {
-    group->collectives().begin(operation, std::move(*prepared));
-  } else {
+  group->guarded([&] {
+    if (prepared) return group->collectives().begin(operation, std::move(*prepared));
     group->fail(group->rank(), "rank " + std::to_string(group->rank()) + " has no schedule for the decision \"" +
                                    choice + "\": " + error);
-  }
+  });
   if (!asleep_) wake();
 }
 
@@ -194,7 +262,7 @@ void Engine::forecast(const std::shared_ptr<Group>& group) {
       log(LogLevel::kWarning, std::string("no forecast of late ranks: ") + thrown.what());
     }
     const Entry entry(*this);
-    group->decisions().foresee(choice);
+    group->guarded([&] { group->decisions().foresee(choice); });
   }
 }
 
@@ -205,13 +273,15 @@ std::vector<Decisions::Record> Engine::arrivals(const std::shared_ptr<Group>& gr
 
 void Engine::send(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message) {
   const Entry entry(*this);
-  group->mailbox().send(message);
+  group->guarded([&] { group->mailbox().send(message); });
+  group->mailbox().end_unposted(message);
   if (!asleep_) wake();
 }
 
 void Engine::receive(const std::shared_ptr<Group>& group, const std::shared_ptr<Message>& message) {
   const Entry entry(*this);
-  group->mailbox().receive(message);
+  group->guarded([&] { group->mailbox().receive(message); });
+  group->mailbox().end_unposted(message);
   if (!asleep_) wake();
 }
 
@@ -220,7 +290,7 @@ void Engine::hurry(const std::shared_ptr<Message>& message, std::chrono::millise
   if (message->finished || message->timeout) return;
   message->timeout = timeout;
   message->deadline = Clock::now() + timeout;
-  wake();
+  due_by(message->deadline);
 }
 
 std::string Engine::failure_of(const std::shared_ptr<Group>& group, const std::string& title) {
@@ -240,6 +310,16 @@ ScratchPool::Buffer Engine::take_scratch(size_t bytes) {
 
 void Engine::nudge() {
   if (asleep_) bell_.ring();
+}
+
+void Engine::due_by(Clock::time_point when) {
+  if (when >= due_) return;
+  due_ = when;
+  wake();
+}
+
+void Engine::retire(std::shared_ptr<void> ended) noexcept {
+  has_retired_ = attempt([&] { retired_.push_back(std::move(ended)); }) || has_retired_;
 }
 
 void Engine::wake() {
@@ -277,10 +357,13 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, const 
   while (!done && now < until) {
     int timeout_ms = 0;
     const bool polls = now < polls_until;
+    if (now >= due_) {
+      tick(now);
+      if (done) break;
+    }
     if (!worked && !polls) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
-      timeout_ms = static_cast<int>(std::min<int64_t>(tick(), left));
-      if (done) break;
+      timeout_ms = static_cast<int>(std::min<int64_t>(sleep_ms(now), left));
     }
     worked = turn(entry.lock(), timeout_ms, now);
     if (polls && (worked || done)) computing_ = {};
@@ -308,21 +391,27 @@ Clock::time_point Engine::yield(std::unique_lock<std::mutex>& lock, int core, Cl
   return end;
 }
 
-// Looks at all deadlines; returns how long to sleep, in milliseconds.
-int Engine::tick() {
-  const Clock::time_point now = Clock::now();
-  Clock::time_point next = std::min(now + kLongestSleep, introductions_.tick(now));
-  for (size_t i = 0; i < groups_.size(); ++i) next = std::min(next, groups_[i]->tick(now));
-  const auto sleep = std::chrono::ceil<std::chrono::milliseconds>(next - now).count();
+// Looks at all deadlines.
+void Engine::tick(Clock::time_point now) {
+  due_ = now + kLongestSleep;
+  due_ = std::min(due_, introductions_.tick(now));
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    Group& group = *groups_[i];
+    group.guarded([&] { due_ = std::min(due_, group.tick(now)); });
+  }
+}
+
+int Engine::sleep_ms(Clock::time_point now) const {
+  const auto sleep = std::chrono::ceil<std::chrono::milliseconds>(due_ - now).count();
   return static_cast<int>(std::clamp<int64_t>(sleep, 0, kLongestSleep.count()));
 }
 
-bool Engine::can_pull() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->collectives().can_pull(); });
+bool Engine::has_work() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->collectives().has_work(); });
 }
 
 bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::time_point now) {
-  if (can_pull() || (timeout_ms > 0 && !poller_.fall_asleep())) timeout_ms = 0;
+  if (has_work() || (timeout_ms > 0 && !poller_.fall_asleep())) timeout_ms = 0;
   asleep_ = timeout_ms > 0;
   const bool glances = timeout_ms == 0 && poller_.may_glance(now);
   lock.unlock();
@@ -331,7 +420,10 @@ bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::tim
   lock.lock();
   asleep_ = false;
   bool worked = poller_.dispatch(count);
-  for (size_t i = 0; i < groups_.size(); ++i) worked = groups_[i]->collectives().pull() || worked;
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    Group& group = *groups_[i];
+    group.guarded([&] { worked = group.collectives().work() || worked; });
+  }
   changed_.notify_all();
   return worked;
 }
@@ -340,8 +432,10 @@ bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::tim
 void Engine::park(std::unique_lock<std::mutex>& lock) {
   parked_ = true;
   changed_.notify_all();
-  while (!stopping_ && (helping_ || (!attended_ && Clock::now() < helped_at_ + kEncore))) {
-    unparked_.wait_for(lock, kEncore);
+  for (;;) {
+    const Clock::time_point until = std::min(helped_at_ + kEncore, due_);
+    if (stopping_ || (!helping_ && (attended_ || Clock::now() >= until))) break;
+    unparked_.wait_until(lock, helping_ ? Clock::now() + kEncore : until);
   }
   parked_ = false;
   attended_ = false;
@@ -359,7 +453,9 @@ void Engine::run() {
       park(lock);
       worked = true;
     }
-    worked = turn(lock, worked ? 0 : tick(), Clock::now());
+    const Clock::time_point now = Clock::now();
+    if (now >= due_) tick(now);
+    worked = turn(lock, worked ? 0 : sleep_ms(now), now);
   }
 }
 

@@ -9,6 +9,12 @@
 //   progress thread   a caller waits: it is called out of epoll, and parks
 //   waiting caller    its operation is done; others that wait meanwhile sleep
 //   nobody            an operation is posted for later, work is left, or kEncore is over: the progress thread again
+//
+// The lock is held for a slice of work at most: reads, reductions, pulls and the last touches to results end early, or
+// go on in the next turn, where callers wait for it. An exception ends where the work for a group began, and fails that
+// group; one on the way in (a call) fails the group too, if others may have seen part of the call.
+//
+// A forked child has the memory, but not the thread: its copy of an engine has no connections, and refuses every call.
 #pragma once
 
 #include <unistd.h>
@@ -48,6 +54,8 @@ class Engine {
  public:
   explicit Engine(const EngineOptions& options);
   ~Engine();
+  // In a forked child an engine must not be destroyed, but left as it is: this is what ends a shared one.
+  static void end(const Engine* engine);
 
   // This process's addresses, to be published.
   PeerAddress address() const;
@@ -63,6 +71,8 @@ class Engine {
 
   // `later`: nobody is going to wait for it at once.
   void post(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation, bool later);
+  // Lets go of operations that have ended, if there are any.
+  void tidy();
   // How operations of the group that await a decision get one; before that is said, they wait.
   void decide_by(const std::shared_ptr<Group>& group, Decisions::Rules rules);
   // Outside the lock: makes the program for a choice and begins the operation.
@@ -93,15 +103,18 @@ class Engine {
   Transport* transport_to(const PeerAddress& peer, std::string* address) const;
   Group* find(const GroupId& id, uint32_t rank);
   void wake();
-  // An operation has ended whose caller may be asleep in epoll.
+  // An operation has ended whose caller may be asleep in epoll, or there is work that nothing but a turn will do.
   void nudge();
+  // Deadlines must be looked at by then.
+  void due_by(Clock::time_point when);
   // What has ended is let go of by the next caller, outside the lock: to destroy a tensor may need Python's lock.
-  void retire(std::shared_ptr<void> ended) { retired_.push_back(std::move(ended)); }
+  void retire(std::shared_ptr<void> ended) noexcept;
 
  private:
   // The lock for callers: the progress thread lets them in between two pieces of work.
   class Entry {
    public:
+    // Throws in a forked child.
     explicit Entry(Engine& engine);
     ~Entry();
     std::unique_lock<std::mutex>& lock() { return lock_; }
@@ -127,6 +140,7 @@ class Engine {
     int fd() const { return fd_.get(); }
     void ring();
     void on_event(uint32_t events) override;
+    void on_exception(const char* /*what*/) noexcept override {}
 
    private:
     Fd fd_;
@@ -138,14 +152,19 @@ class Engine {
   bool turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::time_point now);
   Clock::time_point yield(std::unique_lock<std::mutex>& lock, int core, Clock::time_point now);
   bool busy() const;
-  bool can_pull() const;
-  int tick();
+  bool has_work() const;
+  void tick(Clock::time_point now);
+  int sleep_ms(Clock::time_point now) const;
+
+  friend class Forks;
+  void before_fork();
+  void after_fork(bool in_child);
 
   EngineOptions options_;
   std::mutex mutex_;
   std::atomic<int> callers_{0};
   std::condition_variable changed_;
-  Poller poller_;
+  Poller poller_{callers_};
   ScratchPool scratch_;
   std::unique_ptr<Transport> tcp_, shm_;
   Introductions introductions_;
@@ -154,6 +173,7 @@ class Engine {
   bool parked_ = false;
   bool helping_ = false;
   bool attended_ = false;  // the progress thread is asked to poll at once
+  Clock::time_point due_;  // deadlines are looked at then
   Clock::time_point helped_at_;
   Clock::time_point moved_at_;              // to the core to poll on
   Clock::time_point yields_from_;           // others need the cores until then
@@ -162,7 +182,8 @@ class Engine {
   std::vector<std::shared_ptr<Group>> groups_;
   bool stopping_ = false;
   std::vector<std::shared_ptr<void>> retired_;
-  const pid_t process_ = ::getpid();  // a forked child has the memory, but not the thread
+  std::atomic<bool> has_retired_{false};
+  std::atomic<bool> forked_{false};  // this is a child's copy
   std::thread thread_;
 };
 

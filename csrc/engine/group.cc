@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "common/attempt.h"
 #include "common/log.h"
 #include "engine/engine.h"
 
@@ -162,11 +163,12 @@ void Group::on_frame(Connection& connection, const FrameHeader& header, const ui
     case FrameType::kProbe: {
       collectives_.compare(peer, header.seq, header.call);
       if (!failure_.empty()) return;
+      if (!connection.may_answer()) return;  // it asks, and does not read
       FrameHeader answer;
       answer.type = FrameType::kStatus;
       answer.seq = collectives_.last_posted();
       answer.call = collectives_.last_call();
-      connection.enqueue_control(answer);
+      connection.enqueue_urgent(answer);
       mark(connection);
       return flush_marked();
     }
@@ -234,7 +236,7 @@ void Group::lose(uint32_t peer, const std::string& reason) {
 
 void Group::suspect(uint32_t peer, Lane lane, const std::string& reason) {
   suspicions_.push_back({peer, lane, reason, Clock::now() + kSuspicionTime});
-  engine_.wake();
+  engine_.due_by(suspicions_.back().until);
 }
 
 // A rank that has failed because another died leaves, and then lets nobody in. Who knows of that death names it as
@@ -256,18 +258,37 @@ Clock::time_point Group::judge(Clock::time_point now) {
   return now;
 }
 
-void Group::fail(int64_t culprit, const std::string& reason, uint64_t disputed) {
+// Nothing here may leave the rest undone: it is also the way out when memory has run out.
+void Group::fail(int64_t culprit, std::string reason, uint64_t disputed) noexcept {
   if (!failure_.empty()) return;
-  failure_ = reason;
+  failure_ = std::move(reason);
   culprit_ = culprit;
   if (disputed > 0) disputed_ = disputed;
-  log(LogLevel::kInfo, "rank " + std::to_string(rank()) + ": " + reason);
+  attempt([this] { log(LogLevel::kInfo, "rank " + std::to_string(rank()) + ": " + failure_); });
   // Peers first: by the time the caller sees the error, they are on their way to know.
+  say_last([this](Connection& connection) { tell_failure(connection); });
+  end_everything();
+}
+
+void Group::on_exception(const char* what) noexcept {
+  if (!failure_.empty()) return;
+  if (attempt([&] { fail(rank(), who(rank()) + " cannot go on: " + what); })) return;
+  fail(rank(), "out of memory");  // which a string has room for without asking for any
+}
+
+// To all peers that can be told; where that cannot be done, the end of the connection tells them.
+template <typename Words>
+void Group::say_last(const Words& words) noexcept {
   for (Peer& peer : peers_) {
     for (LaneState& lane : peer.lanes) {
-      if (lane.connection != nullptr) tell_failure(*lane.connection);
+      if (lane.connection == nullptr) continue;
+      if (attempt([&] { words(*lane.connection); })) continue;
+      if (lane.connection != nullptr) engine_.poller().bury(std::move(lane.connection));
     }
   }
+}
+
+void Group::end_everything() noexcept {
   marked_.clear();
   suspicions_.clear();
   inquiry_.reset();
@@ -289,27 +310,23 @@ void Group::tell_failure(Connection& connection) {
   connection.finish();
 }
 
-void Group::leave() {
+void Group::leave() noexcept {
   if (left_) return;
   left_ = true;
   if (failure_.empty()) {
-    failure_ = "the group was destroyed by this rank (destroy_process_group) before it finished";
-    for (Peer& peer : peers_) {
-      for (LaneState& lane : peer.lanes) {
-        if (lane.connection == nullptr) continue;
-        FrameHeader header;
-        header.type = FrameType::kBye;
-        lane.connection->enqueue_control(header);
-        lane.connection->finish();
-      }
+    if (!attempt(
+            [this] { failure_ = "the group was destroyed by this rank (destroy_process_group) before it finished"; })) {
+      failure_ = "destroyed";
     }
+    say_last([](Connection& connection) {
+      FrameHeader header;
+      header.type = FrameType::kBye;
+      connection.enqueue_control(header);
+      connection.finish();
+    });
   }
-  marked_.clear();
-  suspicions_.clear();
   engine_.introductions().forget(*this);
-  collectives_.fail();
-  decisions_.fail();
-  mailbox_.fail();
+  end_everything();
 }
 
 bool Group::busy() const {
@@ -391,7 +408,7 @@ void Group::probe(uint32_t peer, const Operation& operation) {
   header.type = FrameType::kProbe;
   header.seq = operation.seq;
   header.call = operation.call;
-  open->enqueue_control(header);
+  open->enqueue_urgent(header);
   mark(*open);
 }
 

@@ -71,7 +71,18 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
 
   // The group has failed: the first reason counts. `culprit` is the rank to blame, or -1; `disputed` the collective
   // that ranks disagree about, if that is the reason.
-  void fail(int64_t culprit, const std::string& reason, uint64_t disputed = 0);
+  void fail(int64_t culprit, std::string reason, uint64_t disputed = 0) noexcept;
+  // Does a piece of work for this group; what it throws fails the group.
+  template <typename Work>
+  void guarded(const Work& work) noexcept {
+    try {
+      work();
+    } catch (const std::exception& thrown) {
+      on_exception(thrown.what());
+    } catch (...) {
+      on_exception("an exception that is none of the standard library's");
+    }
+  }
   // What to tell the caller of what has this title.
   std::string failure_of(const std::string& title) {
     heard_ = true;
@@ -83,7 +94,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   // Whether they do, and no caller of this rank was told.
   bool unheard() const { return disputed_ != kUndisputed && !heard_; }
   // An orderly end: peers are told.
-  void leave();
+  void leave() noexcept;
   // Whether anything is in flight.
   bool busy() const;
   // Whether all connections have ended; and ends those that have not.
@@ -114,6 +125,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   void on_room(Connection& connection) override;
   void on_flushed() override { flush_marked(); }
   void on_broken(Connection& connection, const std::string& reason) override;
+  void on_exception(const char* what) noexcept override;
 
  private:
   struct LaneState {
@@ -149,6 +161,9 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   void inquire(const Operation& operation, Clock::time_point now);
   void conclude();
   void tell_failure(Connection& connection);
+  template <typename Words>
+  void say_last(const Words& words) noexcept;
+  void end_everything() noexcept;
 
   Engine& engine_;
   Membership membership_;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "common/attempt.h"
 #include "common/log.h"
 #include "engine/engine.h"
 #include "engine/group.h"
@@ -35,6 +36,10 @@ class Introductions::Door final : public Watcher {
       if (!fd) return;
       introductions_.admit(transport_, std::move(fd));
     }
+  }
+
+  void on_exception(const char* what) noexcept override {
+    attempt([&] { log(LogLevel::kWarning, "dropped a connection at " + transport_.address() + ": " + what); });
   }
 
  private:
@@ -121,6 +126,12 @@ class Introductions::Stranger final : public Watcher {
     confirm();
   }
 
+  void on_exception(const char* what) noexcept override {
+    Group* group = group_ != nullptr ? group_ : claimed_;
+    if (attempt([&] { give_up(std::string("cannot be spoken to: ") + what); }) || group == nullptr) return;
+    group->on_exception(what);
+  }
+
  private:
   void watch(uint32_t events) { introductions_.engine_.poller().add(fd_.get(), events, this); }
 
@@ -169,9 +180,9 @@ class Introductions::Stranger final : public Watcher {
     const Group::Opening opening = group->opening(message.from_rank, message.lane);
     Welcome answer;
     answer.nonce = nonce_;
-    answer.proof = prove_acceptor(group->membership().secret, hello_, nonce_);
     answer.accepted = opening == Group::Opening::kNone || opening == Group::Opening::kRefused ||
                       (opening == Group::Opening::kInitiated && message.from_rank < group->rank());
+    answer.proof = prove_acceptor(group->membership().secret, hello_, nonce_, answer.accepted);
     if (!send(encode(answer))) return give_up("closed its connection while being introduced");
     if (!answer.accepted) return give_up("both sides had opened one");
     peer_ = message.from_rank;
@@ -187,7 +198,8 @@ class Introductions::Stranger final : public Watcher {
     if (!decode(std::span<const uint8_t, kWelcomeBytes>(bytes_.data(), kWelcomeBytes), &answer)) {
       return give_up("answered with bytes that are no handshake");
     }
-    if (!equal_in_constant_time(answer.proof, prove_acceptor(group_->membership().secret, hello_, answer.nonce))) {
+    if (!equal_in_constant_time(answer.proof,
+                                prove_acceptor(group_->membership().secret, hello_, answer.nonce, answer.accepted))) {
       return give_up("does not know the group's secret: another job listens at its address");
     }
     if (!answer.accepted) {  // theirs stays; it is on its way
@@ -213,7 +225,7 @@ class Introductions::Stranger final : public Watcher {
     auto connection = std::make_unique<Connection>(engine.poller(), *group, transport_, std::move(fd_), peer_, lane_);
     if (!last_words.empty()) connection->enqueue_raw(std::move(last_words));
     introductions_.drop(*this);
-    group->attach(std::move(connection));
+    group->guarded([&] { group->attach(std::move(connection)); });
   }
 
   Introductions& introductions_;
@@ -261,12 +273,14 @@ void Introductions::knock(Group& group, uint32_t peer, Lane lane, std::chrono::m
   } catch (const std::system_error& error) {
     if (error.code().value() == EAGAIN) {  // a Unix socket whose backlog is full, and does not say when that is over
       retries_.push_back({&group, peer, lane, delay, Clock::now() + delay});
-      engine_.wake();
+      engine_.due_by(retries_.back().at);
       return;
     }
     group.suspect(peer, lane,
                   error.code().value() == ECONNREFUSED ? "refused the connection: its process died"
                                                        : std::string("cannot be reached: ") + error.what());
+  } catch (const std::exception& error) {
+    group.suspect(peer, lane, std::string("cannot be reached: ") + error.what());
   }
 }
 
@@ -297,13 +311,16 @@ void Introductions::drop(Stranger& stranger) {
 
 Clock::time_point Introductions::tick(Clock::time_point now) {
   for (size_t i = strangers_.size(); i-- > 0;) {
-    if (i < strangers_.size() && strangers_[i]->deadline() <= now) strangers_[i]->give_up("does not answer");
+    if (i >= strangers_.size() || strangers_[i]->deadline() > now) continue;
+    Stranger& stranger = *strangers_[i];
+    if (!attempt([&] { stranger.give_up("does not answer"); })) stranger.on_exception("out of memory");
   }
   for (size_t i = retries_.size(); i-- > 0;) {
     if (i >= retries_.size() || retries_[i].at > now) continue;
     const Retry retry = retries_[i];
     retries_.erase(retries_.begin() + static_cast<std::ptrdiff_t>(i));
-    knock(*retry.group, retry.peer, retry.lane, std::min(2 * retry.delay, kLongestDelay));
+    retry.group->guarded(
+        [&] { knock(*retry.group, retry.peer, retry.lane, std::min(2 * retry.delay, kLongestDelay)); });
   }
   Clock::time_point next = Clock::time_point::max();
   for (const Retry& retry : retries_) next = std::min(next, retry.at);

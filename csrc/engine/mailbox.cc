@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/attempt.h"
 #include "engine/engine.h"
 #include "engine/group.h"
 
@@ -33,10 +34,12 @@ std::string Message::title() const {
 }
 
 void Mailbox::send(const std::shared_ptr<Message>& message) {
-  if (!group_.failure().empty()) return message->on_done(group_.failure_of(message->title()));
+  if (!group_.failure().empty()) return;  // end_unposted does the rest
+  live_.insert(message);
   const auto peer = static_cast<uint32_t>(message->peer);
   message->number = next_number_[peer]++;
   message->deadline = deadline_of(*message);
+  group_.engine().due_by(message->deadline);
   outbox_[peer].push_back(message);
   sending_[peer][message->number] = message;
   Connection* connection = group_.connection(peer, Lane::kMessages);
@@ -47,8 +50,10 @@ void Mailbox::send(const std::shared_ptr<Message>& message) {
 
 void Mailbox::receive(const std::shared_ptr<Message>& message) {
   message->receives = true;
-  if (!group_.failure().empty()) return message->on_done(group_.failure_of(message->title()));
+  if (!group_.failure().empty()) return;  // end_unposted does the rest
+  live_.insert(message);
   message->deadline = deadline_of(*message);
+  group_.engine().due_by(message->deadline);
   for (auto entry = unexpected_.begin(); entry != unexpected_.end(); ++entry) {
     const IncomingPtr incoming = *entry;  // NOLINT(performance-unnecessary-copy-initialization): erased below
     if (incoming->tag != message->tag || (message->peer >= 0 && message->peer != incoming->peer)) continue;
@@ -70,6 +75,13 @@ void Mailbox::receive(const std::shared_ptr<Message>& message) {
   }
 }
 
+void Mailbox::end_unposted(const std::shared_ptr<Message>& message) noexcept {
+  if (group_.failure().empty() || message->finished) return;
+  if (!attempt([&] { finish(message, group_.failure_of(message->title())); })) {
+    attempt([&] { finish(message, "out of memory"); });
+  }
+}
+
 std::shared_ptr<Message> Mailbox::match(uint32_t peer, uint32_t tag) {
   for (auto entry = receives_.begin(); entry != receives_.end(); ++entry) {
     std::shared_ptr<Message> message = *entry;
@@ -81,39 +93,49 @@ std::shared_ptr<Message> Mailbox::match(uint32_t peer, uint32_t tag) {
   return nullptr;
 }
 
-FrameHandler::Verdict Mailbox::on_header(Connection& connection, const FrameHeader& header, uint8_t** to) {
-  if (header.type == FrameType::kMessage) {
-    IncomingPtr incoming;
-    const auto accepted = accepted_.find(connection.peer());
-    if (accepted != accepted_.end() && accepted->second.count(header.seq) > 0) {
-      incoming = accepted->second.at(header.seq);
-      accepted->second.erase(header.seq);
-      if (accepted->second.empty()) accepted_.erase(accepted);
-    } else {
-      incoming = std::make_shared<Incoming>();
-      incoming->peer = connection.peer();
-      incoming->tag = header.id;
-      incoming->number = header.seq;
-      incoming->bytes = header.length;
-      if (!in_order(*incoming) || !in_bounds(*incoming)) return FrameHandler::Verdict::kTake;
-      incoming->receive = match(incoming->peer, incoming->tag);
-    }
-    if (header.length != incoming->bytes || (!incoming->offered && header.length > kEagerBytes)) {
-      if (incoming->receive != nullptr) receives_.push_back(incoming->receive);  // so that it fails with the group
+// What a frame of a message belongs to; nullptr after failing the group because the frame makes no sense.
+Mailbox::IncomingPtr Mailbox::incoming_of(const Connection& connection, const FrameHeader& header) {
+  const auto of_peer = accepted_.find(connection.peer());
+  if (of_peer != accepted_.end()) {
+    const auto accepted = of_peer->second.find(header.seq);
+    if (accepted != of_peer->second.end()) {
+      const IncomingPtr incoming = accepted->second;
+      const bool fits = header.total == incoming->bytes && header.offset == incoming->arrived &&
+                        header.length <= incoming->bytes - incoming->arrived &&
+                        (header.length > 0 || incoming->bytes == 0);
+      if (fits) return incoming;
       group_.fail(connection.peer(), group_.who(connection.peer()) + " sent a message it had not offered");
-      return FrameHandler::Verdict::kTake;
+      return nullptr;
     }
-    if (incoming->receive != nullptr && incoming->receive->bytes != incoming->bytes) {
-      deliver(incoming);  // fails, and says why
-      return FrameHandler::Verdict::kTake;
-    }
-    if (incoming->receive == nullptr) {
-      incoming->payload.resize(header.length);
-      unexpected_.push_back(incoming);
-    }
-    *to = incoming->receive != nullptr ? incoming->receive->data : incoming->payload.data();
-    receiving_[&connection] = incoming;
   }
+  const auto incoming = std::make_shared<Incoming>();
+  incoming->peer = connection.peer();
+  incoming->tag = header.id;
+  incoming->number = header.seq;
+  incoming->bytes = header.total;
+  if (!in_order(*incoming) || !in_bounds(*incoming)) return nullptr;
+  if (header.offset != 0 || header.length != header.total || header.length > kEagerBytes) {
+    group_.fail(connection.peer(), group_.who(connection.peer()) + " sent a message it had not offered");
+    return nullptr;
+  }
+  incoming->receive = match(incoming->peer, incoming->tag);
+  if (incoming->receive != nullptr && incoming->receive->bytes != incoming->bytes) {
+    deliver(incoming);  // fails, and says why
+    return nullptr;
+  }
+  if (incoming->receive == nullptr) {
+    incoming->payload.resize(header.length);
+    unexpected_.push_back(incoming);
+  }
+  return incoming;
+}
+
+FrameHandler::Verdict Mailbox::on_header(Connection& connection, const FrameHeader& header, uint8_t** to) {
+  if (header.type != FrameType::kMessage) return FrameHandler::Verdict::kTake;
+  const IncomingPtr incoming = incoming_of(connection, header);
+  if (incoming == nullptr) return FrameHandler::Verdict::kTake;
+  *to = incoming->receive != nullptr ? incoming->receive->data + header.offset : incoming->payload.data();
+  receiving_[&connection] = incoming;
   return FrameHandler::Verdict::kTake;
 }
 
@@ -124,10 +146,18 @@ void Mailbox::on_frame(Connection& connection, const FrameHeader& header) {
     if (found == receiving_.end()) return;
     const IncomingPtr incoming = found->second;
     receiving_.erase(found);
+    if (incoming->offered) {
+      incoming->arrived += header.length;
+      if (incoming->arrived < incoming->bytes) return;
+      const auto accepted = accepted_.find(peer);
+      accepted->second.erase(incoming->number);
+      if (accepted->second.empty()) accepted_.erase(accepted);
+      return finish(incoming->receive, "");
+    }
     incoming->complete = true;
     if (incoming->receive == nullptr) return;
     if (incoming->payload.data() == nullptr) {
-      if (!incoming->offered) release(*incoming);
+      release(*incoming);
       finish(incoming->receive, "");
     } else {
       deliver(incoming);  // matched while it arrived
@@ -164,14 +194,7 @@ void Mailbox::on_accept(Connection& connection, const FrameHeader& header) {
   const std::shared_ptr<Message> message = found->second;
   message->offered = false;  // accepted once
   --accounts_[peer].offers;
-  OutFrame frame;
-  frame.header.type = FrameType::kMessage;
-  frame.header.id = message->tag;
-  frame.header.seq = message->number;
-  frame.header.length = message->bytes;
-  frame.payload = message->data;
-  frame.owner = message.get();
-  connection.enqueue(std::move(frame));
+  payloads_[peer].push_back(message);
   group_.mark(connection);
 }
 
@@ -215,7 +238,7 @@ void Mailbox::release(const Incoming& incoming) {
   header.type = FrameType::kCredit;
   header.length = std::exchange(account.freed, 0);
   account.kept -= header.length;
-  connection->enqueue_control(header);
+  connection->enqueue_urgent(header);
   group_.mark(*connection);
 }
 
@@ -227,7 +250,6 @@ void Mailbox::deliver(const IncomingPtr& incoming) {
                                " bytes with tag " + std::to_string(incoming->tag) + ", and rank " +
                                std::to_string(group_.rank()) + " receives " + std::to_string(message->bytes) +
                                ": tensors of send and recv must have the same size";
-    receives_.push_back(message);  // so that it fails with the group
     group_.fail(incoming->peer, reason);
     return;
   }
@@ -245,7 +267,7 @@ void Mailbox::deliver(const IncomingPtr& incoming) {
   FrameHeader header;
   header.type = FrameType::kAccept;
   header.seq = incoming->number;
-  connection->enqueue_control(header);
+  connection->enqueue_urgent(header);
   group_.mark(*connection);
 }
 
@@ -255,7 +277,7 @@ void Mailbox::on_room(Connection& connection) {
   while (!outbox.empty() && connection.has_room()) {
     const std::shared_ptr<Message> message = outbox.front();
     const bool unasked = message->bytes <= kEagerBytes && account.spent + cost(message->bytes) <= kCreditBytes;
-    if (!unasked && account.offers == kMostOffers) return;  // until one is accepted
+    if (!unasked && account.offers == kMostOffers) break;  // until one is accepted
     outbox.pop_front();
     OutFrame frame;
     frame.header.id = message->tag;
@@ -264,6 +286,7 @@ void Mailbox::on_room(Connection& connection) {
     if (unasked) {
       account.spent += cost(message->bytes);
       frame.header.type = FrameType::kMessage;
+      frame.header.total = message->bytes;
       frame.payload = message->data;
       frame.owner = message.get();
     } else {
@@ -273,10 +296,27 @@ void Mailbox::on_room(Connection& connection) {
     }
     connection.enqueue(std::move(frame));
   }
+  std::deque<std::shared_ptr<Message>>& payloads = payloads_[connection.peer()];
+  while (!payloads.empty() && connection.has_room()) {
+    Message& message = *payloads.front();
+    OutFrame frame;
+    frame.header.type = FrameType::kMessage;
+    frame.header.id = message.tag;
+    frame.header.seq = message.number;
+    frame.header.offset = message.moved;
+    frame.header.length = std::min(message.bytes - message.moved, connection.slice_bytes());
+    frame.header.total = message.bytes;
+    frame.payload = message.data + message.moved;
+    frame.owner = &message;
+    message.moved += frame.header.length;
+    connection.enqueue(std::move(frame));
+    if (message.moved == message.bytes) payloads.pop_front();
+  }
 }
 
 void Mailbox::on_sent(Connection& connection, const OutFrame& frame) {
-  if (frame.header.type != FrameType::kMessage) return;
+  const bool last = frame.header.offset + frame.header.length == frame.header.total;
+  if (frame.header.type != FrameType::kMessage || !last) return;
   auto& sending = sending_[connection.peer()];
   const auto found = sending.find(frame.header.seq);
   if (found == sending.end()) return;
@@ -289,29 +329,21 @@ void Mailbox::on_sent(Connection& connection, const OutFrame& frame) {
 void Mailbox::finish(const std::shared_ptr<Message>& message, const std::string& error) {
   if (message->finished) return;
   message->finished = true;
-  message->on_done(error);
+  live_.erase(message);
   group_.engine().retire(message);
+  message->on_done(error);
   group_.engine().nudge();
 }
 
-void Mailbox::fail() {
-  std::vector<std::shared_ptr<Message>> all(receives_.begin(), receives_.end());
-  for (const auto& [peer, messages] : sending_) {
-    for (const auto& [number, message] : messages) all.push_back(message);
-  }
-  for (const auto& [peer, incoming] : accepted_) {
-    for (const auto& [number, entry] : incoming) all.push_back(entry->receive);
-  }
-  for (const auto& [connection, incoming] : receiving_) {
-    if (incoming->receive != nullptr) all.push_back(incoming->receive);
-  }
+void Mailbox::fail() noexcept {
   outbox_.clear();
+  payloads_.clear();
   sending_.clear();
   receives_.clear();
   unexpected_.clear();
   accepted_.clear();
   receiving_.clear();
-  for (const std::shared_ptr<Message>& message : all) finish(message, group_.failure_of(message->title()));
+  for (const auto& message : std::exchange(live_, {})) end_unposted(message);
 }
 
 void Mailbox::expire(const std::shared_ptr<Message>& message) {
@@ -355,21 +387,9 @@ bool Mailbox::needs(uint32_t peer) const {
 }
 
 std::shared_ptr<Message> Mailbox::earliest() const {
-  std::shared_ptr<Message> first;
-  const auto consider = [&](const std::shared_ptr<Message>& message) {
-    if (first == nullptr || message->deadline < first->deadline) first = message;
-  };
-  for (const auto& message : receives_) consider(message);
-  for (const auto& [peer, messages] : sending_) {
-    for (const auto& [number, message] : messages) consider(message);
-  }
-  for (const auto& [peer, incoming] : accepted_) {
-    for (const auto& [number, entry] : incoming) consider(entry->receive);
-  }
-  for (const auto& [connection, incoming] : receiving_) {
-    if (incoming->receive != nullptr) consider(incoming->receive);
-  }
-  return first;
+  const auto first = std::min_element(live_.begin(), live_.end(),
+                                      [](const auto& a, const auto& b) { return a->deadline < b->deadline; });
+  return first == live_.end() ? nullptr : *first;
 }
 
 }  // namespace paceline

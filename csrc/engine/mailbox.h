@@ -11,7 +11,8 @@
 //                              <-  credit, now and then, for what has found its receive
 //   otherwise          offer   ->  when matched:
 //                              <-  accept
-//                      message ->  straight to the receive's buffer
+//                      message ->  in slices, straight to the receive's buffer; whatever else is to be said goes
+//                      between
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,6 +44,7 @@ struct Message {
 
   // Set by the engine.
   bool offered = false;  // a send that may be accepted
+  uint64_t moved = 0;    // of a send that was accepted: bytes handed to the connection
   bool receives = false;
   uint64_t number = 0;  // of a send: among those to the same peer
   Clock::time_point deadline = Clock::time_point::max();
@@ -56,15 +59,17 @@ class Mailbox {
 
   void send(const std::shared_ptr<Message>& message);
   void receive(const std::shared_ptr<Message>& message);
+  // After a call that was broken off: a message that the group does not know of ends as well.
+  void end_unposted(const std::shared_ptr<Message>& message) noexcept;
 
   FrameHandler::Verdict on_header(Connection& connection, const FrameHeader& header, uint8_t** to);
   void on_frame(Connection& connection, const FrameHeader& header);
   void on_sent(Connection& connection, const OutFrame& frame);
   void on_room(Connection& connection);
 
-  bool idle() const { return receives_.empty() && sending_.empty() && accepted_.empty(); }
+  bool idle() const { return live_.empty(); }
 
-  void fail();
+  void fail() noexcept;
   bool needs(uint32_t peer) const;
   void forget(const Connection& connection);
   std::shared_ptr<Message> earliest() const;
@@ -80,6 +85,7 @@ class Mailbox {
     uint64_t bytes = 0;
     bool offered = false;
     bool complete = false;
+    uint64_t arrived = 0;  // bytes of one that was offered
     std::vector<uint8_t> payload;
     std::shared_ptr<Message> receive;  // once matched
   };
@@ -99,6 +105,7 @@ class Mailbox {
   bool in_order(const Incoming& incoming);
   bool in_bounds(const Incoming& incoming);
   void release(const Incoming& incoming);
+  IncomingPtr incoming_of(const Connection& connection, const FrameHeader& header);
   void on_accept(Connection& connection, const FrameHeader& header);
   void on_credit(Connection& connection, const FrameHeader& header);
   std::shared_ptr<Message> match(uint32_t peer, uint32_t tag);
@@ -106,7 +113,9 @@ class Mailbox {
   void finish(const std::shared_ptr<Message>& message, const std::string& error);
 
   Group& group_;
-  std::map<uint32_t, std::deque<std::shared_ptr<Message>>> outbox_;           // not handed to the connection yet
+  std::set<std::shared_ptr<Message>> live_;                          // all that have not ended, wherever else they are
+  std::map<uint32_t, std::deque<std::shared_ptr<Message>>> outbox_;  // not handed to the connection yet
+  std::map<uint32_t, std::deque<std::shared_ptr<Message>>> payloads_;         // accepted, not handed over completely
   std::map<uint32_t, std::map<uint64_t, std::shared_ptr<Message>>> sending_;  // by number: not done yet
   std::map<uint32_t, uint64_t> next_number_;                                  // of a message to this rank
   std::map<uint32_t, uint64_t> next_arrival_;                                 // of a message from this rank

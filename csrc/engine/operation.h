@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/program.h"
@@ -48,9 +49,9 @@ struct Operation {
   // or returns nothing if that would take long and `may_wait` is false. It throws where the choice makes no sense.
   std::function<std::optional<Prepared>(const std::string& choice, bool may_wait)> prepare;
   std::vector<ScratchPool::Buffer> memory;  // of places that are nobody's tensor
-  // Called once by the progress thread or the posting one. The first makes the result final; the second gets an empty
-  // string, or what went wrong.
-  std::function<void()> epilogue;
+  // Called by the progress thread or a caller's. The first makes a slice of the result final, and returns whether there
+  // is more to do; the second is called once, and gets an empty string, or what went wrong.
+  std::function<bool()> epilogue;
   std::function<void(const std::string& error)> on_done;
 
   // Set by the engine.
@@ -70,6 +71,8 @@ struct Operation {
   };
   std::vector<Progress> progress;  // one an access
   uint32_t left = 0;               // accesses not done
+  bool in_epilogue = false;        // none is left, and the result is being made final
+  bool ended = false;
   // Of a program that sends in order: reads with bytes that are ready, and not with the kernel yet, by step.
   std::set<std::pair<uint32_t, uint32_t>> sending;
   // Of such a program: writes that are not done, and reads that wait for some of them, by step (see `in_round`).
@@ -89,6 +92,11 @@ struct Operation {
 
   bool awaits() const { return program == nullptr; }
   std::string title() const { return paceline::title(call.kind, seq); }
+  // Tells the caller, the first time.
+  void end(const std::string& error) {
+    memory.clear();
+    if (!std::exchange(ended, true)) on_done(error);
+  }
 };
 
 }  // namespace paceline

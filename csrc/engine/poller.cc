@@ -1,12 +1,15 @@
 #include "engine/poller.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
 
 namespace paceline {
 
-Poller::Poller() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), events_(256) {
+Poller::Poller(const std::atomic<int>& callers)
+    : callers_(callers), epoll_(::epoll_create1(EPOLL_CLOEXEC)), events_(256) {
   if (!epoll_) throw std::system_error(errno, std::generic_category(), "epoll_create1");
 }
 
@@ -14,8 +17,11 @@ void Poller::add(int fd, uint32_t events, Watcher* watcher) {
   epoll_event event{};
   event.events = events;
   event.data.ptr = watcher;
+  fds_.insert(fd);
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+    const int error = errno;
+    fds_.erase(fd);
+    throw std::system_error(error, std::generic_category(), "epoll_ctl");
   }
 }
 
@@ -23,12 +29,19 @@ void Poller::change(int fd, uint32_t events, Watcher* watcher) {
   epoll_event event{};
   event.events = events;
   event.data.ptr = watcher;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0) {
+    throw std::system_error(errno, std::generic_category(), "epoll_ctl");
+  }
 }
 
 void Poller::remove(int fd) {
-  if (::getpid() != process_) return;  // a forked child shares the epoll, and must not take anything from it
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  fds_.erase(fd);
+}
+
+void Poller::close_all() {
+  for (const int fd : fds_) ::close(fd);
+  epoll_.reset();
 }
 
 void Poller::add_memory(Watcher* watcher) {
@@ -36,9 +49,11 @@ void Poller::add_memory(Watcher* watcher) {
   if (asleep_) watcher->fall_asleep();  // it was a caller who found the memory
 }
 
-void Poller::bury(std::unique_ptr<Watcher> watcher) {
+void Poller::bury(std::unique_ptr<Watcher> watcher) noexcept {
   remove_memory(watcher.get());
-  graves_.push_back(std::move(watcher));
+  watcher->buried_ = true;
+  watcher->next_grave_ = std::move(graves_);
+  graves_ = std::move(watcher);
 }
 
 bool Poller::fall_asleep() {
@@ -54,24 +69,39 @@ int Poller::wait(int timeout_ms) {
   return count < 0 ? 0 : count;  // only a signal can do that
 }
 
+template <typename Work>
+void Poller::guarded(Watcher& watcher, const Work& work) noexcept {
+  try {
+    work();
+  } catch (const std::exception& thrown) {
+    watcher.on_exception(thrown.what());
+  } catch (...) {
+    watcher.on_exception("an exception that is none of the standard library's");
+  }
+}
+
 bool Poller::dispatch(int count) {
   bool any = count > 0;
   if (asleep_) {
     for (Watcher* memory : memories_) memory->wake_up();
     asleep_ = false;
   }
-  for (int i = 0; i < count; ++i) {
-    auto* watcher = static_cast<Watcher*>(events_[static_cast<size_t>(i)].data.ptr);
-    bool buried = false;
-    for (const auto& grave : graves_) buried = buried || grave.get() == watcher;
-    if (!buried && watcher != nullptr) watcher->on_event(events_[static_cast<size_t>(i)].events);
+  // Not always from the first on: where others keep waiting for the lock, the last would never have their turn.
+  const size_t first = rounds_++;
+  const auto events = static_cast<size_t>(count);
+  for (size_t i = 0; i < events && (i == 0 || !others_wait()); ++i) {
+    const epoll_event& event = events_[(first + i) % events];
+    auto* watcher = static_cast<Watcher*>(event.data.ptr);
+    if (!watcher->buried_) guarded(*watcher, [&] { watcher->on_event(event.events); });
   }
   for (size_t i = 0; i < memories_.size(); ++i) {  // which may change meanwhile: who is left out has the next turn
-    if (!memories_[i]->ready()) continue;
-    memories_[i]->on_ready();
+    Watcher* memory = memories_[(first + i) % memories_.size()];
+    if (!memory->ready()) continue;
+    guarded(*memory, [memory] { memory->on_ready(); });
     any = true;
+    if (others_wait()) break;
   }
-  graves_.clear();
+  while (graves_ != nullptr) graves_ = std::move(graves_->next_grave_);
   return any;
 }
 

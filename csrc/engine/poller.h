@@ -2,11 +2,12 @@
 #pragma once
 
 #include <sys/epoll.h>
-#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "common/fd.h"
@@ -17,6 +18,8 @@ class Watcher {
  public:
   virtual ~Watcher() = default;
   virtual void on_event(uint32_t events) = 0;
+  // An exception has left `on_event` or `on_ready`, and has come as far as it may.
+  virtual void on_exception(const char* what) noexcept = 0;
 
   // Of one that also waits for memory to change, of which nothing tells but a look.
   virtual bool ready() const { return false; }
@@ -24,23 +27,34 @@ class Watcher {
   // From now on who changes it must wake this process, or need not any more.
   virtual void fall_asleep() {}
   virtual void wake_up() {}
+
+ private:
+  friend class Poller;
+  std::unique_ptr<Watcher> next_grave_;
+  bool buried_ = false;
 };
 
 class Poller {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Poller();
+  // `callers` counts those who wait for the lock under which watchers are called.
+  explicit Poller(const std::atomic<int>& callers);
 
   void add(int fd, uint32_t events, Watcher* watcher);
   void change(int fd, uint32_t events, Watcher* watcher);
   void remove(int fd);
+  // Of a forked child: closes its copies of all that was added, which is all that its parent has open to others.
+  void close_all();
   // Looks at its memory as well.
   void add_memory(Watcher* watcher);
   void remove_memory(Watcher* watcher) { std::erase(memories_, watcher); }
 
   // Keeps a watcher alive until no event of the current round can name it any more.
-  void bury(std::unique_ptr<Watcher> watcher);
+  void bury(std::unique_ptr<Watcher> watcher) noexcept;
+
+  // Whether somebody waits for the lock: a watcher with more to do leaves it for the next turn.
+  bool others_wait() const { return callers_.load(std::memory_order_relaxed) > 0; }
 
   // Before a wait that may sleep: false when there is something in memory, so that it must not. Call with the lock.
   bool fall_asleep();
@@ -53,19 +67,25 @@ class Poller {
   // Sleeps until something happens or the time is over; returns the number of events. Call without the lock.
   int wait(int timeout_ms);
   // Hands the events, and what is in memory, to their watchers; returns whether there was anything. Call with the lock.
+  // Where others wait for it, the rest is left for the next turn.
   bool dispatch(int count);
 
  private:
   static constexpr auto kSilence = std::chrono::milliseconds(1);
   static constexpr auto kGlancing = std::chrono::microseconds(100), kGlancingAtNews = std::chrono::microseconds(20);
 
+  template <typename Work>
+  static void guarded(Watcher& watcher, const Work& work) noexcept;
+
+  const std::atomic<int>& callers_;
   Fd epoll_;
-  const pid_t process_ = ::getpid();
+  std::set<int> fds_;
   std::vector<epoll_event> events_;
   std::vector<Watcher*> memories_;
   bool asleep_ = false;
   Clock::time_point asked_at_, heard_at_;
-  std::vector<std::unique_ptr<Watcher>> graves_;
+  size_t rounds_ = 0;
+  std::unique_ptr<Watcher> graves_;  // a list
 };
 
 }  // namespace paceline

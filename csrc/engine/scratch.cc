@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "common/attempt.h"
+
 namespace paceline {
 namespace {
 
@@ -41,8 +43,8 @@ ScratchPool::Buffer ScratchPool::take(size_t size) {
   return buffer;
 }
 
-void ScratchPool::give(std::unique_ptr<uint8_t[]> data, size_t size) {
-  free_.emplace_back(size, std::move(data));
+void ScratchPool::give(std::unique_ptr<uint8_t[]> data, size_t size) noexcept {
+  if (!attempt([&] { free_.emplace_back(size, std::move(data)); })) return;
   free_bytes_ += size;
   while (free_bytes_ > kMostFreeBytes) {
     free_bytes_ -= free_.front().first;

@@ -32,7 +32,7 @@ class ScratchPool {
   Buffer take(size_t size);
 
  private:
-  void give(std::unique_ptr<uint8_t[]> data, size_t size);
+  void give(std::unique_ptr<uint8_t[]> data, size_t size) noexcept;
 
   // Free buffers, most recently used last; sizes are powers of two.
   std::vector<std::pair<size_t, std::unique_ptr<uint8_t[]>>> free_;

@@ -172,6 +172,7 @@ bool Collectives::gives_way(const Operation& operation, uint32_t index) {
     const Clock::time_point since = connection->blocked_since();
     if (since != Clock::time_point::max() && now - since > kGiveWay) continue;
     give_way_until_ = now + kGiveWay;
+    group_.engine().due_by(give_way_until_);
     return true;
   }
   return false;

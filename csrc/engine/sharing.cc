@@ -38,20 +38,13 @@ void Connection::hear_ringing() {
   if (ended_) stream_->end();
 }
 
-// The next piece of a shared payload.
-void Connection::take_piece() {
-  const uint64_t length = std::min<uint64_t>(to_go_, Rings::kPieceBytes);
-  const uint8_t* bytes = rings_->take(length);
+// The payload of the frame lies in the peer's ring.
+void Connection::take_shared() {
+  const FrameHeader header = header_;  // what the frame leads to may read on
+  const uint8_t* bytes = rings_->take(header.length);
   const bool copied = to_ != nullptr;
-  if (copied) {
-    std::memcpy(to_, bytes, length);
-    to_ += length;
-  }
-  to_go_ -= length;
-  if (to_go_ == 0) {
-    const FrameHeader header = header_;
-    handler_.on_frame(*this, header, copied ? nullptr : bytes);
-  }
+  if (copied) std::memcpy(to_, bytes, header.length);
+  handler_.on_frame(*this, header, copied ? nullptr : bytes);
   rings_->release();
 }
 
@@ -76,7 +69,7 @@ bool Connection::control_rings(const FrameHeader& header) {
     return true;
   }
   if (header.type == FrameType::kStream) {
-    if (!stream_ || reads_stream_ || to_go_ > 0) return false;
+    if (!stream_ || reads_stream_) return false;
     reads_stream_ = true;
     ahead_begin_ = ahead_end_ = 0;  // what follows on the socket only rings
     drained_ = false;               // and there may be something in the stream, or room
@@ -87,13 +80,8 @@ bool Connection::control_rings(const FrameHeader& header) {
     lends_ = rings_ != nullptr;
     return lends_;
   }
-  if (header.type == FrameType::kRoom) {
-    go_on_ = true;
-    return rings_ != nullptr;
-  }
-  if (to_go_ == 0) return false;
-  take_piece();
-  return true;
+  go_on_ = true;  // there is room
+  return rings_ != nullptr;
 }
 
 }  // namespace paceline

@@ -80,8 +80,9 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   header->call.count = reader.get<uint64_t>();
   header->call.schedule = reader.get<uint64_t>();
   if (header->type == FrameType::kError && header->length > kMaxErrorBytes) return false;
-  const bool may_share = header->type == FrameType::kData || header->type == FrameType::kMessage;
-  if (header->shared && (!may_share || header->length == 0)) return false;
+  const bool bulk = header->type == FrameType::kData || header->type == FrameType::kMessage;
+  if (bulk && header->length > kMaxPayloadBytes) return false;
+  if (header->shared && (!bulk || header->length == 0)) return false;
   if (header->type == FrameType::kDecided && header->length > kMaxChoiceBytes) return false;
   // No sum of offset and length may wrap around.
   constexpr uint64_t kMost = uint64_t{1} << 62;

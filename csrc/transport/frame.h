@@ -3,7 +3,8 @@
 //   type      who to whom                   payload       meaning of the fields
 //   data      sender -> receiver            the bytes     [offset, offset+length) of transfer `id` of collective `seq`
 //   posted    any -> any                    none          the sender has called collectives up to `seq`
-//   message   sender -> receiver            the bytes     point-to-point: `id` is the tag, `seq` the message's number
+//   message   sender -> receiver            the bytes     point-to-point: [offset, offset+length) of message number
+//                                                         `seq`, which has `total` bytes; `id` is its tag
 //   offer     sender -> receiver            none          a message of `length` bytes waits to be accepted
 //   accept    receiver -> sender            none          send message `seq`
 //   credit    receiver -> sender            none          messages that cost `length` are not kept any more
@@ -15,16 +16,16 @@
 //   arrived   any -> coordinator            none          the sender has called `seq`, its decision number `offset`
 //   decided   coordinator -> all            the choice    decisions number `offset` to `seq` are this choice
 //
-// On one host payload may be `shared`: then it does not follow, but lies in the sender's ring (transport/rings.h). The
-// first piece comes with the frame itself, and the rest with
+// No frame has more than kMaxPayloadBytes of payload, so whatever is urgent waits for one such slice at most.
+//
+// On one host payload may be `shared`: then it does not follow, but lies in the sender's ring (transport/rings.h).
 //
 //   rings     any -> any                    none          the sender's segment comes with this frame; `id` is 1 if it
 //                                                         reads streams in memory
 //   stream    any -> any                    none          the last frame by the socket: all others come through memory
 //                                                         (transport/stream.h), and a byte by the socket says: look
-//   more      sender -> receiver            none          the next piece of the payload
-//   room      receiver -> sender            none          pieces were consumed (a byte by the socket where there is a
-//                                                         stream in memory)
+//   room      receiver -> sender            none          payload was consumed (a byte by the socket where there is
+//                                                         a stream in memory)
 //
 // Or the receiver pulls it from the sender's memory (transport/pulls.h), once it has said that it can:
 //
@@ -56,12 +57,11 @@ enum class FrameType : uint8_t {
   kDecided = 11,
   kCredit = 12,
   kRings = 13,
-  kMore = 14,
-  kRoom = 15,
-  kReadable = 16,
-  kStream = 17,
-  kAt = 18,
-  kPulled = 19,
+  kRoom = 14,
+  kReadable = 15,
+  kStream = 16,
+  kAt = 17,
+  kPulled = 18,
 };
 
 // The collectives by number; the names and their meaning are those of paceline.ir.collective.Kind.
@@ -101,7 +101,7 @@ struct FrameHeader {
   uint64_t seq = 0;
   uint64_t offset = 0;
   uint64_t length = 0;  // of the payload, or (offer, credit, at, pulled) of what it is about
-  uint64_t total = 0;   // bytes of the whole transfer
+  uint64_t total = 0;   // bytes of the whole transfer or message
   bool shared = false;  // the payload lies in the sender's ring
   Call call;
 
@@ -115,6 +115,7 @@ struct FrameHeader {
 };
 
 constexpr size_t kFrameHeaderBytes = 64;
+constexpr uint64_t kMaxPayloadBytes = 128 << 10;
 constexpr uint64_t kMaxErrorBytes = 1 << 16;
 constexpr uint64_t kMaxChoiceBytes = 1 << 12;
 

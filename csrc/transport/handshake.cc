@@ -89,8 +89,8 @@ bool proven(const HelloBytes& hello, const Secret& secret) {
   return equal_in_constant_time(proof, prove_hello(secret, hello));
 }
 
-Digest prove_acceptor(const Secret& secret, const HelloBytes& hello, const Nonce& nonce) {
-  return prove("acceptor", secret, hello, nonce);
+Digest prove_acceptor(const Secret& secret, const HelloBytes& hello, const Nonce& nonce, bool accepted) {
+  return prove(accepted ? "acceptor accepts" : "acceptor refuses", secret, hello, nonce);
 }
 
 Digest prove_initiator(const Secret& secret, const HelloBytes& hello, const Nonce& nonce) {

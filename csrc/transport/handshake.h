@@ -6,8 +6,9 @@
 //   hello     version, group, epoch, ranks, lane,   ->  unknown group, wrong version, not for me, wrong proof, a nonce
 //             nonce, proof = HMAC(secret, "hello"       that was used before: drop, log
 //             all of these)
-//   welcome                                         <-  nonce, proof = HMAC(secret, "acceptor" hello nonce);
-//                                                       or a refusal: both opened at once, the lower rank's stays
+//   welcome                                         <-  nonce, accepted, proof = HMAC(secret, "acceptor accepts" (or
+//                                                       "acceptor refuses") hello nonce); it refuses where both
+//                                                       opened at once: the lower rank's stays
 //   confirm   HMAC(secret, "initiator" hello nonce) ->  wrong proof: drop, log
 //
 // Each message has a fixed size, so that a slow or silent stranger costs one small buffer and a deadline. The hello is
@@ -22,7 +23,7 @@
 
 namespace paceline {
 
-constexpr uint16_t kProtocolVersion = 3;
+constexpr uint16_t kProtocolVersion = 4;
 
 using GroupId = std::array<uint8_t, 16>;
 using Secret = std::array<uint8_t, 32>;
@@ -64,7 +65,7 @@ bool decode(std::span<const uint8_t, kHelloBytes> bytes, Hello* hello);
 bool decode(std::span<const uint8_t, kWelcomeBytes> bytes, Welcome* welcome);
 
 bool proven(const HelloBytes& hello, const Secret& secret);
-Digest prove_acceptor(const Secret& secret, const HelloBytes& hello, const Nonce& nonce);
+Digest prove_acceptor(const Secret& secret, const HelloBytes& hello, const Nonce& nonce, bool accepted);
 Digest prove_initiator(const Secret& secret, const HelloBytes& hello, const Nonce& nonce);
 
 Nonce random_nonce();

@@ -15,7 +15,9 @@ namespace {
 
 constexpr uint64_t kRingBytes = 1 << 20;
 constexpr uint64_t kAlignment = 64;
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;  // nobody can take mapped pages away
+// Nobody can take mapped pages away, nor map them for writing any more.
+constexpr int kFutureWrite = 0x10;  // F_SEAL_FUTURE_WRITE, Linux 5.1, which older headers do not have
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | kFutureWrite | F_SEAL_SEAL;
 
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
@@ -42,15 +44,22 @@ struct Rings::Segment {
 Rings::Rings() : fd_(::memfd_create("paceline", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
   if (!fd_) fail("memfd_create");
   if (::ftruncate(fd_.get(), sizeof(Segment)) != 0) fail("ftruncate");
-  if (::fcntl(fd_.get(), F_ADD_SEALS, kSeals) != 0) fail("fcntl");
   void* memory = ::mmap(nullptr, sizeof(Segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (memory == MAP_FAILED) fail("mmap");
+  if (::fcntl(fd_.get(), F_ADD_SEALS, kSeals) != 0) {
+    const int error = errno;
+    ::munmap(memory, sizeof(Segment));
+    errno = error;
+    fail("fcntl");
+  }
   ours_ = new (memory) Segment;
 }
 
 Rings::~Rings() {
-  if (ours_ != nullptr && ::getpid() == process_) close();
-  if (ours_ != nullptr) ::munmap(ours_, sizeof(Segment));
+  if (ours_ != nullptr) {
+    close();
+    ::munmap(ours_, sizeof(Segment));
+  }
   if (theirs_ != nullptr) ::munmap(const_cast<Segment*>(theirs_), sizeof(Segment));
 }
 

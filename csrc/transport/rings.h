@@ -28,8 +28,10 @@ class Rings {
   Rings(const Rings&) = delete;
   Rings& operator=(const Rings&) = delete;
 
-  // This side's segment, for the other to map; and maps the other's. False when it is not such a segment.
+  // This side's segment, for the other to map for reading (the kernel lets it do nothing else); not needed after that.
   int fd() const { return fd_.get(); }
+  void forget_fd() { fd_.reset(); }
+  // Maps the other's segment. False when it is not such a segment.
   bool open(const Fd& theirs);
   bool is_open() const { return theirs_ != nullptr; }
 
@@ -61,7 +63,6 @@ class Rings {
 
   bool has_room(uint64_t end);
 
-  const pid_t process_ = ::getpid();  // a forked child has the memory, but no say
   Fd fd_;
   Segment* ours_ = nullptr;
   const Segment* theirs_ = nullptr;

@@ -2,15 +2,32 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include <array>
+#include <cstdlib>
+#include <cstring>
 
 #include "common/passing.h"
 #include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
 
 namespace paceline::testing {
+
+Forgery::Forgery() : fd_(::memfd_create("forgery", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+  const Rings model;
+  bytes_ = static_cast<size_t>(::lseek(model.fd(), 0, SEEK_END));
+  const int seals = ::fcntl(model.fd(), F_GET_SEALS);
+  if (::ftruncate(fd_.get(), static_cast<off_t>(bytes_)) != 0) std::abort();
+  void* memory = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+  if (memory == MAP_FAILED || ::fcntl(fd_.get(), F_ADD_SEALS, seals) != 0) std::abort();
+  memory_ = static_cast<uint8_t*>(memory);
+}
+
+Forgery::~Forgery() { ::munmap(memory_, bytes_); }
+
+void Forgery::write(size_t where, uint64_t count) { std::memcpy(memory_ + where, &count, sizeof(count)); }
 
 Impostor::Impostor(const Engine& engine, bool shm) {
   transport_ = shm ? shm::create() : tcp::create({"lo"});
@@ -38,7 +55,7 @@ bool Impostor::introduce(const Membership& member, uint32_t to, Lane lane) {
   WelcomeBytes answer;
   Welcome welcome;
   if (!receive(answer) || !decode(std::span<const uint8_t, kWelcomeBytes>(answer), &welcome) || !welcome.accepted ||
-      welcome.proof != prove_acceptor(member.secret, bytes, welcome.nonce)) {
+      welcome.proof != prove_acceptor(member.secret, bytes, welcome.nonce, welcome.accepted)) {
     return false;
   }
   send(prove_initiator(member.secret, bytes, welcome.nonce));

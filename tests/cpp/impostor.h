@@ -16,6 +16,26 @@
 
 namespace paceline::testing {
 
+// A segment as Rings makes them, whose owner writes into it whatever it wants.
+class Forgery {
+ public:
+  Forgery();
+  ~Forgery();
+  Forgery(const Forgery&) = delete;
+  Forgery& operator=(const Forgery&) = delete;
+
+  int fd() const { return fd_.get(); }
+  void write(size_t where, uint64_t count);
+
+ private:
+  Fd fd_;
+  size_t bytes_ = 0;
+  uint8_t* memory_ = nullptr;
+};
+
+// Where the counts of a segment are.
+constexpr size_t kConsumed = 0, kSent = 192, kReceived = 256;
+
 class Impostor {
  public:
   // Connects to the engine by the transport named, without saying a word.

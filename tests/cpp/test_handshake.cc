@@ -25,8 +25,9 @@ TEST(Frame, RoundTripOfRandomHeaders) {
     sent.id = static_cast<uint32_t>(random());
     sent.seq = random();
     sent.offset = random() >> 2;
-    sent.length = sent.type == FrameType::kError || sent.type == FrameType::kDecided ? random() % (kMaxChoiceBytes + 1)
-                                                                                     : random() >> 2;
+    sent.length = 1;
+    const bool carries = sent.type != FrameType::kAt && sent.streamed_bytes() > 0;
+    sent.length = carries ? random() % (kMaxChoiceBytes + 1) : random() >> 2;
     sent.total = random() >> 2;
     sent.shared = sent.type == FrameType::kData && sent.length > 0 && random() % 2 == 0;
     sent.call = {static_cast<Kind>(random() % 9),
@@ -174,21 +175,22 @@ TEST(Handshake, ProofsDependOnEverything) {
   Secret secret{};
   const HelloBytes hello = encode(some_hello(), secret);
   const Nonce nonce = random_nonce();
-  const Digest proof = prove_acceptor(secret, hello, nonce);
-  EXPECT_EQ(proof, prove_acceptor(secret, hello, nonce));
+  const Digest proof = prove_acceptor(secret, hello, nonce, true);
+  EXPECT_NE(proof, prove_acceptor(secret, hello, nonce, false));  // a refusal is no acceptance that lost a bit
+  EXPECT_EQ(proof, prove_acceptor(secret, hello, nonce, true));
   EXPECT_NE(proof, prove_initiator(secret, hello, nonce));
   EXPECT_TRUE(proven(hello, secret));
   for (size_t i = 0; i < hello.size(); ++i) {
     HelloBytes other = hello;
     other[i] ^= 1;
-    EXPECT_NE(proof, prove_acceptor(secret, other, nonce));
+    EXPECT_NE(proof, prove_acceptor(secret, other, nonce, true));
     EXPECT_FALSE(proven(other, secret));
   }
   Nonce other_nonce = nonce;
   other_nonce[15] ^= 1;
-  EXPECT_NE(proof, prove_acceptor(secret, hello, other_nonce));
+  EXPECT_NE(proof, prove_acceptor(secret, hello, other_nonce, true));
   secret[31] ^= 1;
-  EXPECT_NE(proof, prove_acceptor(secret, hello, nonce));
+  EXPECT_NE(proof, prove_acceptor(secret, hello, nonce, true));
   EXPECT_FALSE(proven(hello, secret));
 }
 

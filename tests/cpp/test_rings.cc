@@ -1,4 +1,5 @@
 // Payload and streams through shared memory: order, room, and the other side's nonsense.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "impostor.h"
 #include "ranks.h"
 #include "transport/rings.h"
 
@@ -67,18 +69,23 @@ TEST(Rings, OnlySealedSegmentsOfTheRightSizeAreMapped) {
   EXPECT_FALSE(rings.open(copy(other)));
 }
 
-// The counts at the beginning of a segment.
-constexpr off_t kConsumed = 0, kSent = 192, kReceived = 256;
-
-void lie(const Rings& rings, off_t where) {
-  const uint64_t count = uint64_t{1} << 40;
-  ASSERT_EQ(::pwrite(rings.fd(), &count, sizeof(count), where), static_cast<ssize_t>(sizeof(count)));
+// Who is passed a segment can read it, and nothing else.
+TEST(Rings, ASegmentIsForReadingOnly) {
+  const Rings rings;
+  const Fd passed = copy(rings);
+  const uint64_t count = 1;
+  EXPECT_LT(::pwrite(passed.get(), &count, sizeof(count), 0), 0);
+  EXPECT_EQ(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, passed.get(), 0), MAP_FAILED);
+  EXPECT_NE(::fcntl(passed.get(), F_ADD_SEALS, F_SEAL_WRITE), 0);
 }
 
+constexpr uint64_t kLie = uint64_t{1} << 40;
+
 TEST(Rings, ACountThatCannotBeIsALie) {
-  Rings rings, other;
-  ASSERT_TRUE(rings.open(copy(other)));
-  lie(other, kConsumed);
+  Rings rings;
+  Forgery other;
+  ASSERT_TRUE(rings.open(Fd(::dup(other.fd()))));
+  other.write(kConsumed, kLie);
   const std::vector<uint8_t> piece(Rings::kPieceBytes);
   while (rings.put(piece.data(), piece.size())) {
   }
@@ -128,9 +135,11 @@ TEST(Stream, CountsThatCannotBeAreLies) {
   uint8_t byte = 0;
   const iovec part{&byte, 1};
   for (const bool reads : {false, true}) {
-    const Pair pair;
-    Stream stream = pair.one.stream();
-    lie(pair.other, reads ? kSent : kReceived);
+    Rings rings;
+    Forgery other;
+    ASSERT_TRUE(rings.open(Fd(::dup(other.fd()))));
+    Stream stream = rings.stream();
+    other.write(reads ? kSent : kReceived, kLie);
     EXPECT_EQ(reads ? stream.read(std::span(&part, 1)) : stream.write(std::span(&part, 1)), 0u);
     EXPECT_TRUE(stream.lied_to());
   }

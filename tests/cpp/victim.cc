@@ -72,6 +72,7 @@ FrameHeader message_frame(FrameType type, uint64_t number, uint32_t tag, uint64_
   header.seq = number;
   header.id = tag;
   header.length = length;
+  header.total = length;
   return header;
 }
 

@@ -23,7 +23,7 @@ void say(testing::Impostor& impostor, const Rings& rings, testing::Input& input,
   FrameHeader header;
   const uint8_t type = input.byte();
   if (type >= 0xf0) return impostor.send(input.take(input.byte()));  // no frame at all
-  header.type = static_cast<FrameType>(1 + type % 19);
+  header.type = static_cast<FrameType>(1 + type % 18);
   const uint8_t changed = input.byte();
   const bool collective = header.type <= FrameType::kPosted;
   const bool decides = header.type == FrameType::kArrived || header.type == FrameType::kDecided;
