@@ -132,12 +132,14 @@ Engine::Engine(const EngineOptions& options) : options_(options), introductions_
     if (shm_ != nullptr) introductions_.listen(*shm_);
   }
   poller_.add(bell_.fd(), EPOLLIN, &bell_);
+  Forks::instance().add(*this);
   try {
     thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error& error) {
-    throw std::system_error(error.code(), "the progress thread of paceline cannot be started (ulimit -u)");
+  } catch (...) {
+    Forks::instance().remove(*this);
+    throw std::runtime_error(
+        "the progress thread of paceline cannot be started: raise the limit of processes (ulimit -u)");
   }
-  Forks::instance().add(*this);
 }
 
 void Engine::end(const Engine* engine) {

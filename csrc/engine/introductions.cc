@@ -259,7 +259,19 @@ void Introductions::admit(Transport& transport, Fd fd) {
     if (oldest == strangers_.end()) return;
     (*oldest)->give_up("too many were waiting");
   }
-  strangers_.push_back(std::make_unique<Stranger>(*this, transport, std::move(fd)));
+  add(transport, std::move(fd));
+}
+
+// A place in the list first: whoever is watched already must not end in another way than by `drop`.
+template <typename... Arguments>
+void Introductions::add(Transport& transport, Fd fd, Arguments&&... arguments) {
+  strangers_.emplace_back();
+  try {
+    strangers_.back() = std::make_unique<Stranger>(*this, transport, std::move(fd), arguments...);
+  } catch (...) {
+    strangers_.pop_back();
+    throw;
+  }
 }
 
 void Introductions::open(Group& group, uint32_t peer, Lane lane) { knock(group, peer, lane, kFirstDelay); }
@@ -269,7 +281,7 @@ void Introductions::knock(Group& group, uint32_t peer, Lane lane, std::chrono::m
   Transport* transport = engine_.transport_to(group.membership().addresses[peer], &address);
   group.set_opening(peer, lane, Group::Opening::kInitiated);
   try {
-    strangers_.push_back(std::make_unique<Stranger>(*this, *transport, transport->connect(address), group, peer, lane));
+    add(*transport, transport->connect(address), group, peer, lane);
   } catch (const std::system_error& error) {
     if (error.code().value() == EAGAIN) {  // a Unix socket whose backlog is full, and does not say when that is over
       retries_.push_back({&group, peer, lane, delay, Clock::now() + delay});

@@ -55,6 +55,8 @@ class Introductions {
 
   void knock(Group& group, uint32_t peer, Lane lane, std::chrono::milliseconds delay);
   void admit(Transport& transport, Fd fd);
+  template <typename... Arguments>
+  void add(Transport& transport, Fd fd, Arguments&&... arguments);
   void drop(Stranger& stranger);
   void cancel(const Group& group, uint32_t peer, Lane lane);
 
