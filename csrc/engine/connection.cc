@@ -26,7 +26,18 @@ constexpr const char* kLied = "counts bytes that were never sent";
 constexpr const char* kClosed = "closed its connection: its process died";
 
 std::string broke(int error) {
-  return std::string("broke its connection: ") + std::strerror(error) + ": its process died";
+  const std::string text = std::string("broke its connection: ") + std::strerror(error);
+  switch (error) {
+    case ECONNRESET:
+    case EPIPE:
+      return text + ": its process died";
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+      return std::string("cannot be reached: ") + std::strerror(error) + ": its host or the network between is down";
+    default:
+      return text;
+  }
 }
 
 }  // namespace
@@ -382,6 +393,10 @@ void Connection::finish() {
   flush();
   if (rings_ != nullptr) rings_->close();  // after the reason was told, and before anybody takes back what he has lent
   if (!broken_) watch();
+}
+
+void Connection::look_for_life(std::chrono::seconds timeout, Clock::time_point now) {
+  if (!broken_ && liveness_.lost(transport_, fd_.get(), timeout, now)) broken(lost_host(timeout));
 }
 
 // After the end: what still arrives is read and dropped, so that closing does not reset what we have sent.

@@ -19,6 +19,7 @@
 #include "engine/poller.h"
 #include "transport/frame.h"
 #include "transport/handshake.h"
+#include "transport/liveness.h"
 #include "transport/pulls.h"
 #include "transport/transport.h"
 
@@ -117,6 +118,8 @@ class Connection final : public Watcher {
   void drain();
   // No more frames out after those enqueued; then the stream is half closed, and what still arrives is discarded.
   void finish();
+  // Breaks the connection if the peer's host is gone.
+  void look_for_life(std::chrono::seconds timeout, Clock::time_point now);
 
   void on_event(uint32_t events) override;
   void on_exception(const char* what) noexcept override { handler_.on_exception(what); }
@@ -191,6 +194,7 @@ class Connection final : public Watcher {
   bool finished_ = false;
   bool broken_ = false;
   uint32_t watched_ = 0;
+  Liveness liveness_;
 };
 
 }  // namespace paceline

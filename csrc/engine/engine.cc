@@ -125,7 +125,7 @@ void Engine::Bell::on_event(uint32_t) {
 }
 
 Engine::Engine(const EngineOptions& options) : options_(options), introductions_(*this) {
-  tcp_ = tcp::create({options.interface});
+  tcp_ = tcp::create({options.interface, options.host_timeout});
   introductions_.listen(*tcp_);
   if (options.use_shm) {
     shm_ = shm::create();

@@ -37,9 +37,10 @@
 namespace paceline {
 
 struct EngineOptions {
-  std::string interface;  // to listen on; empty: by the host's name
-  bool use_shm = true;    // share memory between ranks of one host
-  bool lend_all = false;  // large payload is pulled by ranks of one host also where that is slower
+  std::string interface;                  // to listen on; empty: by the host's name
+  bool use_shm = true;                    // share memory between ranks of one host
+  bool lend_all = false;                  // large payload is pulled by ranks of one host also where that is slower
+  std::chrono::seconds host_timeout{10};  // a host that has not answered for so long is lost; 0: never
 };
 
 // How a caller waits: for so long it polls before it sleeps, and lets others have the core between two looks.
@@ -97,6 +98,7 @@ class Engine {
   // Under the lock, for the parts of the engine.
   Poller& poller() { return poller_; }
   ScratchPool& scratch() { return scratch_; }
+  std::chrono::seconds host_timeout() const { return options_.host_timeout; }
   // Whether a peer that can read this memory had better do so.
   bool worth_lending(const void* memory, uint64_t bytes) const;
   Introductions& introductions() { return introductions_; }

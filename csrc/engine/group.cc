@@ -359,6 +359,8 @@ void Group::close() {
 Clock::time_point Group::tick(Clock::time_point now) {
   Clock::time_point next = Clock::time_point::max();
   if (!failure_.empty()) return next;
+  look_for_life(now);
+  if (!failure_.empty()) return next;
   next = judge(now);
   if (!failure_.empty()) return next;
   if (inquiry_ != nullptr) {
@@ -398,6 +400,15 @@ Clock::time_point Group::tick(Clock::time_point now) {
   }
   if (message != nullptr) next = std::min(next, message->deadline);
   return next;
+}
+
+void Group::look_for_life(Clock::time_point now) {
+  for (Peer& peer : peers_) {
+    for (LaneState& lane : peer.lanes) {
+      if (lane.connection != nullptr) lane.connection->look_for_life(engine_.host_timeout(), now);
+      if (!failure_.empty()) return;
+    }
+  }
 }
 
 // Says what we have called, and asks what the peer has. While the connection is being opened, attach() does it.

@@ -156,6 +156,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
 
   static size_t index(Lane lane) { return static_cast<size_t>(lane); }
   Clock::time_point judge(Clock::time_point now);
+  void look_for_life(Clock::time_point now);
   void probe(uint32_t peer, const Operation& operation);
   void ask_around(Operation& operation, Clock::time_point now);
   void inquire(const Operation& operation, Clock::time_point now);

@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "engine/engine.h"
 #include "engine/group.h"
+#include "transport/liveness.h"
 
 namespace paceline {
 namespace {
@@ -91,6 +92,10 @@ class Introductions::Stranger final : public Watcher {
   Lane lane() const { return lane_; }
   bool initiated() const { return state_ == State::kConnecting || state_ == State::kWelcome; }
   Clock::time_point deadline() const { return deadline_; }
+  // Of one that we opened: whether the host does not answer.
+  bool lost(Clock::time_point now) {
+    return initiated() && liveness_.lost(transport_, fd_.get(), introductions_.engine_.host_timeout(), now);
+  }
 
   // The other side is gone or not to be trusted.
   void give_up(const std::string& why) {
@@ -241,6 +246,7 @@ class Introductions::Stranger final : public Watcher {
   Nonce nonce_{};
   std::array<uint8_t, kHelloBytes> bytes_{};  // the longest of the messages
   size_t got_ = 0;
+  Liveness liveness_;
 };
 
 Introductions::Introductions(Engine& engine) : engine_(engine) {}
@@ -323,9 +329,12 @@ void Introductions::drop(Stranger& stranger) {
 
 Clock::time_point Introductions::tick(Clock::time_point now) {
   for (size_t i = strangers_.size(); i-- > 0;) {
-    if (i >= strangers_.size() || strangers_[i]->deadline() > now) continue;
+    if (i >= strangers_.size()) continue;
     Stranger& stranger = *strangers_[i];
-    if (!attempt([&] { stranger.give_up("does not answer"); })) stranger.on_exception("out of memory");
+    const bool lost = stranger.lost(now);
+    if (!lost && stranger.deadline() > now) continue;
+    const auto give_up = [&] { stranger.give_up(lost ? lost_host(engine_.host_timeout()) : "does not answer"); };
+    if (!attempt(give_up)) stranger.on_exception("out of memory");
   }
   for (size_t i = retries_.size(); i-- > 0;) {
     if (i >= retries_.size() || retries_[i].at > now) continue;

@@ -3,6 +3,7 @@
 // find each other, and whether payload can go through shared memory instead.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -38,6 +39,10 @@ class Transport {
   // Lets the kernel hold no more of a stream than it sends in a moment, so that what is urgent need not wait behind
   // what is not. Returns how many bytes that is; called again, since rates change.
   virtual size_t limit_unsent(int fd) const = 0;
+
+  // For how long the host at the other end has owed an answer to what was sent; 0 when it owes none. Its kernel
+  // answers, so a process that is late, stopped or swapped out owes nothing.
+  virtual std::chrono::milliseconds owes_answer_for(int fd) const = 0;
 
   // For the payload of a new stream; nullptr where it goes through the socket.
   virtual std::unique_ptr<Rings> create_rings() const = 0;

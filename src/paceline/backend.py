@@ -6,6 +6,7 @@ module is loaded when the first group is made.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.observe.links import Exchange
     from paceline.planner import Planner
 
-_engines: dict[tuple[str, bool, int], Engine] = {}
+_engines: dict[tuple[str, bool, int, int], Engine] = {}
 _lock = threading.Lock()
 
 
@@ -59,10 +60,13 @@ def _engine(config: Config) -> Engine:
     """
     from paceline._c10d import Engine
 
-    key = (config.interface, config.use_shm, os.getpid())
+    host_timeout_s = math.ceil(config.host_timeout_s)
+    key = (config.interface, config.use_shm, host_timeout_s, os.getpid())
     with _lock:
         if key not in _engines:
-            _engines[key] = Engine(interface=config.interface, use_shm=config.use_shm)
+            _engines[key] = Engine(
+                interface=config.interface, use_shm=config.use_shm, host_timeout_s=host_timeout_s
+            )
         return _engines[key]
 
 

@@ -15,6 +15,9 @@ PACELINE_LATE           ``auto``: ranks that arrive late are found, and large al
                         them; ``off``: never; ``3`` or ``2:400,5:1200``: always for these ranks of a group
                         (and milliseconds, where known)
 PACELINE_DETERMINISTIC  ``1``: no decision depends on timing, so runs have the same bits                      0
+PACELINE_HOST_TIMEOUT   how long another host may leave packets unanswered before its ranks count as dead,    10s
+                        like ``30s``; ``0s``: until the group's own timeout. A rank that is late, stopped
+                        or swapped out is not affected: its kernel still answers
 PACELINE_LOG            what the core says on standard error: debug, info, warning, error or off              warning
 ======================  ====================================================================================  =======
 """
@@ -57,6 +60,7 @@ class Config:
     algorithms: Mapping[Kind | None, str] = field(default_factory=dict)
     interface: str = ""
     use_shm: bool = True
+    host_timeout_s: float = 10.0
     rate_bytes_per_s: float | None = None
     latency_s: float | None = None
     log_level: str = "warning"
@@ -87,10 +91,12 @@ class Config:
         deterministic = env.get("PACELINE_DETERMINISTIC") or "0"
         if deterministic not in ("0", "1"):
             raise UsageError(f"PACELINE_DETERMINISTIC is 0 or 1, not {deterministic!r}")
+        host_timeout_s = _read(env, "PACELINE_HOST_TIMEOUT", parse_duration)
         return cls(
             algorithms=_read(env, "PACELINE_ALGORITHM", _parse_algorithms) or {},
             interface=env.get("PACELINE_IFNAME") or env.get("GLOO_SOCKET_IFNAME", ""),
             use_shm=transport == "auto",
+            host_timeout_s=cls.host_timeout_s if host_timeout_s is None else host_timeout_s,
             rate_bytes_per_s=_read(env, "PACELINE_RATE", parse_rate),
             latency_s=_read(env, "PACELINE_LATENCY", parse_duration),
             log_level=log_level,

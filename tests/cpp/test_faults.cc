@@ -213,5 +213,54 @@ TEST_P(Faults, AProcessThatDiedBeforeItWasNeeded) {
   alive.leave(group);
 }
 
+// A rank that has always something to read still looks at its deadlines.
+TEST_P(Faults, DeadlinesAreKeptBesideAFlood) {
+  Ranks ranks(4, options());
+  const size_t other = ranks.add_group();
+  std::atomic<bool> enough{false};
+  std::vector<std::thread> floods;
+  for (const uint32_t from : {1u, 2u, 3u}) {
+    floods.emplace_back([&, from] {
+      std::vector<uint8_t> out(1 << 20), in(1 << 20);
+      while (!enough) {
+        const Pending received = ranks.receive(0, from, from, in), sent = ranks.send(from, 0, from, out);
+        EXPECT_EQ(received.wait() + sent.wait(), "");
+      }
+    });
+  }
+  const Job job(ring_all_reduce(4), Kind::kAllReduce, 4, 1000, 1);
+  const auto operation = job.operation(0);
+  std::promise<std::string> ended;
+  operation->timeout = 50ms;
+  operation->on_done = [&ended](const std::string& error) { ended.set_value(error); };
+  ranks.engine(0).post(ranks.group(0, other), operation, true);
+  const Pending pending(ended.get_future());
+  EXPECT_TRUE(has(pending.wait(10s), "Timed out")) << pending.wait();
+  enough = true;
+  for (std::thread& flood : floods) flood.join();
+}
+
+// Results are made final in slices: others get in between, even if it never ends.
+TEST_P(Faults, AResultThatTakesLongKeepsNobodyWaiting) {
+  Ranks ranks(2, options());
+  const size_t other = ranks.add_group();
+  std::atomic<bool> enough{false};
+  const Job slow(swap_all_reduce(), Kind::kAllReduce, 2, 1000, 1), quick(swap_all_reduce(), Kind::kAllReduce, 2, 10, 2);
+  std::vector<Pending> pending;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    const auto operation = slow.operation(rank);
+    operation->epilogue = [&enough] { return !enough; };
+    pending.push_back(ranks.post(rank, operation));
+  }
+  std::this_thread::sleep_for(20ms);
+  for (int round = 0; round < 50; ++round) {
+    for (uint32_t rank = 0; rank < 2; ++rank) pending.push_back(ranks.post(rank, quick.operation(rank), other));
+    for (uint32_t rank = 0; rank < 2; ++rank) EXPECT_EQ(pending[pending.size() - 1 - rank].wait(10s), "");
+  }
+  EXPECT_FALSE(pending[0].ready());
+  enough = true;
+  for (const Pending& entry : pending) EXPECT_EQ(entry.wait(10s), "");
+}
+
 }  // namespace
 }  // namespace paceline::testing

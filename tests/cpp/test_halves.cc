@@ -96,5 +96,21 @@ TEST(Collectives, AnEndBehindAFullWindow) {
   EXPECT_TRUE(has(pending.wait(5s), "rank 1 (impostor)"));
 }
 
+// A peer that closes one connection, and sends on the other what nobody has called, fills no memory without end.
+TEST(Collectives, AFloodOfAPeerThatHasHungUpElsewhere) {
+  Victim victim;
+  Impostor impostor = victim.impostor(Lane::kCollective);
+  {
+    Impostor other = victim.impostor(Lane::kMessages);
+  }
+  const Job job = to_zero(1000);
+  const Pending pending = victim.post(job);
+  std::this_thread::sleep_for(20ms);
+  const std::vector<uint8_t> payload = random_bytes(100000, 1);
+  FrameHeader header = data_frame(victim.call(), payload.size(), 0, payload.size());
+  for (header.seq = 5; header.seq < 3000 && !pending.ready(); ++header.seq) impostor.send(header, payload);
+  EXPECT_TRUE(has(pending.wait(5s), "rank 1 (impostor) closed a connection, and sends on and on")) << pending.wait();
+}
+
 }  // namespace
 }  // namespace paceline::testing

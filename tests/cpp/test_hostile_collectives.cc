@@ -4,6 +4,10 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
 #include <functional>
 
 #include "victim.h"
@@ -249,6 +253,52 @@ TEST(Errors, AreToldAndEnd) {
   FrameHeader header = message_frame(FrameType::kError, 0, 1, text.size());
   impostor.send(header, std::vector<uint8_t>(text.begin(), text.end()));
   EXPECT_TRUE(has(pending.wait(), "the sky is falling (told by rank 1)")) << pending.wait();
+}
+
+std::vector<std::string> open_files() {
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    files.push_back(std::filesystem::read_symlink(entry.path(), error).string());
+  }
+  return files;
+}
+
+size_t num_segments() {
+  const std::vector<std::string> files = open_files();
+  return static_cast<size_t>(
+      std::count_if(files.begin(), files.end(), [](const auto& file) { return has(file, "memfd"); }));
+}
+
+// A segment stays open as memory, not as a file; and a second file that comes with it is not kept.
+TEST(Collectives, FilesAreNotKept) {
+  Victim victim(true);
+  Impostor impostor = victim.impostor(Lane::kCollective);
+  Rings rings;
+  std::array<uint8_t, kFrameHeaderBytes> bytes;
+  FrameHeader header;
+  header.type = FrameType::kRings;
+  encode(header, bytes);
+  iovec part{bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(2 * sizeof(int))> space{};
+  message.msg_control = space.data();
+  message.msg_controllen = space.size();
+  cmsghdr* control = CMSG_FIRSTHDR(&message);
+  control->cmsg_level = SOL_SOCKET;
+  control->cmsg_type = SCM_RIGHTS;
+  control->cmsg_len = CMSG_LEN(2 * sizeof(int));
+  const std::array<int, 2> files = {rings.fd(), rings.fd()};
+  std::memcpy(CMSG_DATA(control), files.data(), sizeof(files));
+  ASSERT_EQ(::sendmsg(impostor.fd(), &message, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  const Job job = to_zero(1000);
+  const Pending pending = victim.post(job);
+  FrameHeader data = data_frame(victim.call(), 4000, 0, 4000);
+  impostor.send(data, random_bytes(4000, 1));
+  EXPECT_EQ(pending.wait(5s), "");
+  EXPECT_EQ(num_segments(), 1u);  // the one of this test itself
 }
 
 }  // namespace

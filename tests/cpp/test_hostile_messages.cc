@@ -109,5 +109,26 @@ TEST(Messages, ASenderKeepsToItsCredit) {
   ASSERT_TRUE(frame && frame->type == FrameType::kMessage && frame->seq == 30);
 }
 
+// Whatever else is to be said goes between the slices of a large message: a question is answered long before its end.
+TEST(Messages, AnAnswerDoesNotWaitForALargeMessage) {
+  Victim victim;
+  Impostor impostor = victim.impostor(Lane::kMessages);
+  std::vector<uint8_t> out(64 << 20);
+  const Pending pending = victim.message(false, 3, out);
+  std::optional<FrameHeader> frame = impostor.receive_frame();
+  ASSERT_TRUE(frame && frame->type == FrameType::kOffer);
+  impostor.send(message_frame(FrameType::kAccept, frame->seq, 3, 0));
+  frame = impostor.receive_frame();  // it is under way
+  ASSERT_TRUE(frame && frame->type == FrameType::kMessage);
+  FrameHeader probe;
+  probe.type = FrameType::kProbe;
+  impostor.send(probe);
+  uint64_t before = 0;  // bytes of the message
+  while ((frame = impostor.receive_frame()) && frame->type == FrameType::kMessage)
+    before = frame->offset + frame->length;
+  ASSERT_TRUE(frame && frame->type == FrameType::kStatus);
+  EXPECT_LT(before, out.size() / 2);  // what the kernels held
+}
+
 }  // namespace
 }  // namespace paceline::testing

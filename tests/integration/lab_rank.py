@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import sys
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-task = sys.argv[1]
-dist.init_process_group("paceline", timeout=timedelta(seconds=4 if task == "until-failure" else 60))
+task, timeout_s = sys.argv[1], float(sys.argv[2])
+dist.init_process_group("paceline", timeout=timedelta(seconds=timeout_s))
 rank, size = dist.get_rank(), dist.get_world_size()
+dist.all_reduce(torch.ones(1000))
+print("working", flush=True)
 if task == "until-failure":
-    dist.all_reduce(torch.ones(1000))
-    print("working", flush=True)
     while True:
         dist.all_reduce(torch.ones(100_000))
+if task == "idle-until-failure":
+    time.sleep(8 * (rank != 0))  # only rank 0 waits for the others, and sends nothing
+    dist.recv(torch.zeros(1), size - 1)
+if task == "late":  # the last rank is late, while the others send it more than it keeps: it reads no more
+    time.sleep(10 * (rank == size - 1))
+    numbers = [torch.full((5_000_000,), float(rank)) for _ in range(6)]
+    for work in [dist.all_reduce(part, async_op=True) for part in numbers]:
+        work.wait()
+    assert all(bool((part == size * (size - 1) / 2).all()) for part in numbers)
 for count in (1, 1000, 1_000_003):
     numbers = torch.arange(count, dtype=torch.float64) + rank
     dist.all_reduce(numbers)

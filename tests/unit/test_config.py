@@ -22,6 +22,11 @@ def test_interface_falls_back_to_gloos() -> None:
     assert Config.from_environment(both).interface == "eth0"
 
 
+def test_host_timeout() -> None:
+    assert Config.from_environment({"PACELINE_HOST_TIMEOUT": "2.5s"}).host_timeout_s == 2.5
+    assert Config.from_environment({"PACELINE_HOST_TIMEOUT": "0s"}).host_timeout_s == 0
+
+
 def test_links_given() -> None:
     config = Config.from_environment({"PACELINE_RATE": "8gbit", "PACELINE_LATENCY": "50us"})
     assert config.rate_bytes_per_s == 1e9
@@ -35,6 +40,7 @@ def test_links_given() -> None:
         ("PACELINE_LOG", "loud"),
         ("PACELINE_RATE", "fast"),
         ("PACELINE_LATENCY", "soon"),
+        ("PACELINE_HOST_TIMEOUT", "10"),
         ("PACELINE_ALGORITHM", "allsum:ring"),
     ],
 )

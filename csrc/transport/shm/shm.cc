@@ -71,6 +71,8 @@ class Shm final : public Transport {
 
   size_t limit_unsent(int /*fd*/) const override { return kMostUnsentBytes; }
 
+  std::chrono::milliseconds owes_answer_for(int /*fd*/) const override { return {}; }
+
   std::unique_ptr<Rings> create_rings() const override {
     try {
       return std::make_unique<Rings>();

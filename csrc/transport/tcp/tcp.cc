@@ -24,6 +24,13 @@ namespace {
 constexpr uint64_t kMomentsPerSecond = 250;
 constexpr uint64_t kLeastUnsentBytes = 64 << 10;
 
+// A stream with nothing to send asks the other host so often before it is given up.
+constexpr int kQuestions = 3;
+
+// The kernel asks a peer that reads nothing whether it does again, ever more rarely. So many of these questions without
+// an answer are no accident.
+constexpr uint8_t kLostQuestions = 3;
+
 struct Endpoint {
   sockaddr_storage storage{};
   socklen_t length = 0;
@@ -111,14 +118,23 @@ Endpoint parse(const std::string& address) {
   return copy(list->ai_addr);
 }
 
-void prepare(int fd) {
-  const int one = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+void set(int fd, int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof(value)); }
+
+// TCP_USER_TIMEOUT would not do: it also ends a stream whose reader is only late, though its host answers.
+void prepare(int fd, std::chrono::seconds host_timeout) {
+  set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  if (host_timeout.count() <= 0) return;
+  const int timeout_s = static_cast<int>(std::min<int64_t>(host_timeout.count(), 3600));
+  const int every_s = std::max(1, timeout_s / (kQuestions + 2));
+  set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(fd, IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, timeout_s - kQuestions * every_s));
+  set(fd, IPPROTO_TCP, TCP_KEEPINTVL, every_s);
+  set(fd, IPPROTO_TCP, TCP_KEEPCNT, kQuestions);
 }
 
 class Tcp final : public Transport {
  public:
-  explicit Tcp(const Options& options) {
+  explicit Tcp(const Options& options) : host_timeout_(options.host_timeout) {
     Endpoint endpoint = options.interface.empty() ? of_hostname() : of_interface(options.interface);
     listener_ = Fd(::socket(endpoint.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!listener_) fail("socket");
@@ -135,7 +151,7 @@ class Tcp final : public Transport {
 
   Fd accept() override {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (fd) prepare(fd.get());
+    if (fd) prepare(fd.get(), host_timeout_);
     return fd;
   }
 
@@ -143,7 +159,7 @@ class Tcp final : public Transport {
     const Endpoint endpoint = parse(address);
     Fd fd(::socket(endpoint.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd) fail("socket");
-    prepare(fd.get());
+    prepare(fd.get(), host_timeout_);
     if (::connect(fd.get(), endpoint.get(), endpoint.length) != 0 && errno != EINPROGRESS) fail("connect");
     return fd;
   }
@@ -158,9 +174,18 @@ class Tcp final : public Transport {
     return static_cast<size_t>(bytes);
   }
 
+  std::chrono::milliseconds owes_answer_for(int fd) const override {
+    tcp_info info{};
+    socklen_t length = sizeof(info);
+    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return {};
+    const bool owes = info.tcpi_unacked > 0 || info.tcpi_probes >= kLostQuestions;
+    return std::chrono::milliseconds(owes ? std::max(info.tcpi_last_ack_recv, 1u) : 0);
+  }
+
   std::unique_ptr<Rings> create_rings() const override { return nullptr; }
 
  private:
+  std::chrono::seconds host_timeout_;
   Fd listener_;
   std::string address_;
 };

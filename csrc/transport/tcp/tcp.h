@@ -1,14 +1,17 @@
 // TCP: between hosts, and between ranks of one host where the kernel forbids anything better.
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <string>
 
 #include "transport/transport.h"
 
 namespace paceline::tcp {
 
 struct Options {
-  std::string interface;  // to listen on; empty: the address that the host's name resolves to
+  std::string interface;                 // to listen on; empty: the address that the host's name resolves to
+  std::chrono::seconds host_timeout{0};  // a stream ends when the other host has not answered for so long; 0: never
 };
 
 std::unique_ptr<Transport> create(const Options& options);
