@@ -54,8 +54,8 @@ conformance: install  ## PyTorch's own distributed test-suite on Paceline, whole
 	$(BIN)/python tests/conformance/pytorch_suite --backend paceline --speak mpi --report out/conformance_mpi.txt 'test_all_to_all*'
 	$(BIN)/python tests/conformance/pytorch_suite --backend paceline --world-size 8 --report out/conformance8.txt
 
-faults: install  ## ranks killed at 200 random moments, and the other faults
-	FAULTS=200 $(PYTEST) -o timeout=1800 tests/integration/test_faults.py
+faults: install  ## 200 random faults each on one host and in the lab: killed and stopped ranks, cut links
+	FAULTS=200 $(PYTEST) tests/integration/test_faults.py tests/integration/test_engine_in_lab.py
 
 lint: install  ## ruff, mypy --strict, clang-format and clang-tidy
 	$(BIN)/ruff check .

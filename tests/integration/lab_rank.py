@@ -16,7 +16,10 @@ dist.all_reduce(torch.ones(1000))
 print("working", flush=True)
 if task == "until-failure":
     while True:
-        dist.all_reduce(torch.ones(100_000))
+        for count in (100, 100_000, 1_000_000):
+            dist.all_reduce(torch.ones(count))
+            dist.broadcast(torch.ones(count), 0)
+            dist.all_gather_single(torch.zeros(count * size), torch.ones(count))
 if task == "idle-until-failure":
     time.sleep(8 * (rank != 0))  # only rank 0 waits for the others, and sends nothing
     dist.recv(torch.zeros(1), size - 1)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
+import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -69,6 +73,51 @@ def test_a_cut_link_is_named_at_the_time_limit(lab: Lab) -> None:
     for text in said[:2]:
         assert "DistBackendError" in text
         assert "rank 2 (host2) does not answer" in text, text
+
+
+# Who is to blame for which fault, and in which words; the time limit of the group, seconds.
+FAULTS: dict[str, tuple[str, float]] = {
+    "kill": (r"rank {victim} \(host{victim}\) (closed|broke) its connection", 60),
+    "stop": (r"rank {victim} \(host{victim}\) does not answer", 3),
+    "cut": (r"rank {victim} \(host{victim}\) cannot be reached", 60),
+}
+NUM_FAULTS = int(os.environ.get("FAULTS", "3"))
+
+
+@pytest.mark.timeout(60 + 40 * NUM_FAULTS)
+@pytest.mark.lab(hosts=4, up="500mbit", down="500mbit")
+def test_random_faults_are_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """``FAULTS`` of them (default 3). It prints how long the others took to know."""
+    dice = random.Random(NUM_FAULTS)
+    took_s: dict[str, list[float]] = {fault: [] for fault in FAULTS}
+    for number in range(NUM_FAULTS):
+        fault, victim = list(FAULTS)[number % len(FAULTS)], dice.randrange(4)
+        words, timeout_s = FAULTS[fault]
+        processes = _start(lab, "until-failure", timeout_s)
+        _await_working(processes)
+        time.sleep(dice.uniform(0, 0.5))
+        began_s = time.monotonic()
+        if fault == "cut":
+            lab.cut(victim)
+        else:
+            processes[victim].send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        others = [process for rank, process in enumerate(processes) if rank != victim]
+        for text in _output(others, 30):
+            assert "DistBackendError" in text, f"{fault} of rank {victim}: {text}"
+            assert re.search(words.format(victim=victim), text), f"{fault} of rank {victim}: {text}"
+        took_s[fault].append(time.monotonic() - began_s)
+        if fault == "cut":
+            lab.mend(victim)
+        processes[victim].kill()
+        processes[victim].communicate()
+    with capsys.disabled():
+        for fault, times_s in took_s.items():
+            if times_s:
+                middle, worst = statistics.median(times_s), max(times_s)
+                sys.stdout.write(
+                    f"\n{len(times_s)} x {fault}: all others ended after {middle:.1f} s (median), {worst:.1f} s (worst)"
+                )
+        sys.stdout.write("\n")
 
 
 @pytest.mark.lab(hosts=3, up="200mbit", down="200mbit", loss=0.02)
