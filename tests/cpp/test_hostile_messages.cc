@@ -111,9 +111,9 @@ TEST(Messages, ASenderKeepsToItsCredit) {
 
 // Whatever else is to be said goes between the slices of a large message: a question is answered long before its end.
 TEST(Messages, AnAnswerDoesNotWaitForALargeMessage) {
+  std::vector<uint8_t> out(64 << 20);  // outlives the rank that sends it
   Victim victim;
   Impostor impostor = victim.impostor(Lane::kMessages);
-  std::vector<uint8_t> out(64 << 20);
   const Pending pending = victim.message(false, 3, out);
   std::optional<FrameHeader> frame = impostor.receive_frame();
   ASSERT_TRUE(frame && frame->type == FrameType::kOffer);
