@@ -26,7 +26,7 @@ constexpr const char* kLied = "counts bytes that were never sent";
 constexpr const char* kClosed = "closed its connection: its process died";
 
 std::string broke(int error) {
-  const std::string text = std::string("broke its connection: ") + std::strerror(error);
+  std::string text = std::string("broke its connection: ") + std::strerror(error);
   switch (error) {
     case ECONNRESET:
     case EPIPE:
@@ -85,7 +85,7 @@ void Connection::enqueue_urgent(const FrameHeader& header) {
   enqueue_urgent(std::move(frame));
 }
 
-void Connection::insert(std::deque<OutFrame>::iterator before, OutFrame frame) {
+void Connection::insert(const std::deque<OutFrame>::iterator& before, OutFrame frame) {
   if (finishing_ || broken_) return;
   frame.header.shared = rings_ != nullptr && frame.owner != nullptr && frame.header.length > kInlineBytes;
   if (frame.payload == nullptr) frame.payload = frame.owned.data();

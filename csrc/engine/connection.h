@@ -141,7 +141,7 @@ class Connection final : public Watcher {
   bool parse();
   void take_bytes();
   void take_shared();
-  void insert(std::deque<OutFrame>::iterator before, OutFrame frame);
+  void insert(const std::deque<OutFrame>::iterator& before, OutFrame frame);
   size_t num_begun() const;
   bool control_rings(const FrameHeader& header);
   void settle();

@@ -99,7 +99,7 @@ Mailbox::IncomingPtr Mailbox::incoming_of(const Connection& connection, const Fr
   if (of_peer != accepted_.end()) {
     const auto accepted = of_peer->second.find(header.seq);
     if (accepted != of_peer->second.end()) {
-      const IncomingPtr incoming = accepted->second;
+      IncomingPtr incoming = accepted->second;
       const bool fits = header.total == incoming->bytes && header.offset == incoming->arrived &&
                         header.length <= incoming->bytes - incoming->arrived &&
                         (header.length > 0 || incoming->bytes == 0);
@@ -108,7 +108,7 @@ Mailbox::IncomingPtr Mailbox::incoming_of(const Connection& connection, const Fr
       return nullptr;
     }
   }
-  const auto incoming = std::make_shared<Incoming>();
+  auto incoming = std::make_shared<Incoming>();
   incoming->peer = connection.peer();
   incoming->tag = header.id;
   incoming->number = header.seq;

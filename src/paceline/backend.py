@@ -64,9 +64,7 @@ def _engine(config: Config) -> Engine:
     key = (config.interface, config.use_shm, host_timeout_s, os.getpid())
     with _lock:
         if key not in _engines:
-            _engines[key] = Engine(
-                interface=config.interface, use_shm=config.use_shm, host_timeout_s=host_timeout_s
-            )
+            _engines[key] = Engine(interface=config.interface, use_shm=config.use_shm, host_timeout_s=host_timeout_s)
         return _engines[key]
 
 
