@@ -47,10 +47,10 @@ def _teach_set_pg_timeout() -> None:
     def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
         group = group or distributed_c10d._get_default_group()
         devices = getattr(group, "_device_types", [])
-        backend = group._get_backend(torch.device("cpu")) if torch.device("cpu") in devices else None
-        ours = backend is not None and backend.name() == "paceline"
+        cpu = torch.device("cpu")
+        ours = cpu in devices and group._get_backend(cpu).name() == "paceline"
         if ours:
-            backend.set_timeout(timeout)
+            group._get_backend(cpu).set_timeout(timeout)
         if not ours or len(devices) > 1:
             of_torch(timeout, group)
 
