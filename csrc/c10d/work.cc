@@ -177,6 +177,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   } else {
     done = (finished_ && error_.empty()) || c10d::Work::wait(timeout);
   }
+  engine_->tidy();  // the operation, if another thread has ended it: it holds the tensors
   // A root that only sends is done before others have looked at what it sent.
   if (group_->disputes(posted_as_)) {
     std::rethrow_exception(backend_error(engine_->failure_of(group_, title(kind_, posted_as_))));
