@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "c10d/rendezvous.h"
+#include "common/attempt.h"
 #include "common/cores.h"
 
 namespace paceline {
@@ -17,9 +18,6 @@ namespace {
 constexpr std::chrono::microseconds kPolling = std::chrono::milliseconds(1);
 constexpr std::chrono::microseconds kPollingInTurns = std::chrono::microseconds(300);
 constexpr std::chrono::microseconds kPollingAlone = std::chrono::microseconds(100);
-
-// Beyond this a clock's nanoseconds would not do, and nobody waits.
-constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
 // Ranks that have no core each poll less: they take it in turns. So does who has only a network to wait for.
 Waiting way_to_wait(const std::vector<std::string>& hosts, size_t rank) {
@@ -39,6 +37,7 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
       settings_(std::move(settings)),
       options_(c10::make_intrusive<Options>("paceline", settings_.timeout)),
       engine_(settings_.engine) {
+  be_ready_to_run_elsewhere();
   const c10::intrusive_ptr<c10d::Store> part = fresh_part(store, rank);
   group_ = meet(engine_, *part, static_cast<uint32_t>(rank), static_cast<uint32_t>(size), settings_.host);
   std::vector<std::string> hosts;
@@ -102,19 +101,26 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
 }
 
 std::chrono::milliseconds Backend::timeout_or_default(std::chrono::milliseconds timeout) const {
-  return std::min(timeout == c10d::kUnsetTimeout ? options_->timeout : timeout, kLongestTimeout);
+  return std::clamp(timeout == c10d::kUnsetTimeout ? options_->timeout : timeout, -kLongestTimeout, kLongestTimeout);
 }
 
-void Backend::check_root(int64_t root, const char* operation) const {
-  TORCH_CHECK_VALUE(root >= 0 && root < size_, operation, " has root ", root, ", and the ranks are 0 to ", size_ - 1);
+void Backend::check_root(int64_t root, int64_t root_tensor, const char* operation) const {
+  TORCH_CHECK_VALUE(root >= 0 && root < size_, operation, ": invalid root rank: ", root, " (the ranks are 0 to ",
+                    size_ - 1, ")");
+  TORCH_CHECK_VALUE(root_tensor == 0, operation, ": invalid root tensor: ", root_tensor, " (a rank passes one tensor)");
 }
 
-c10::intrusive_ptr<Work> Backend::make_work(c10d::OpType type, const char* title, const Tensors& inputs,
-                                            Tensors outputs, size_t parts) {
-  auto work = c10::make_intrusive<Work>(rank_, type, title, inputs, std::move(outputs), sequence_.load() + 1,
-                                        static_cast<int>(parts));
+c10::intrusive_ptr<Work> Backend::make_work(c10d::OpType type, Tensors outputs, size_t parts) {
+  auto work = c10::make_intrusive<Work>(rank_, type, std::move(outputs), sequence_.load() + 1, static_cast<int>(parts));
   work->let_help(engine_, group_, waiting_);
   return work;
+}
+
+at::Tensor Backend::apart(Work& work, const at::Tensor& output, const char* operation) {
+  check_writable(output, operation);
+  at::Tensor copy = output.clone(at::MemoryFormat::Contiguous);
+  work.copy_at_the_end(output, copy);
+  return copy;
 }
 
 PlanRequest Backend::wanted(const Request& request) const {
@@ -129,12 +135,20 @@ PlanRequest Backend::wanted(const Request& request) const {
   return wanted;
 }
 
-void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
+void Backend::post(const c10::intrusive_ptr<Work>& work, Request request, const Manner& manner) {
   TORCH_CHECK(!left_, "this process group was destroyed");
   const auto operation = std::make_shared<Operation>();
   operation->call = request.call;
-  operation->timeout = timeout_or_default(request.timeout);
-  if (!request.finish.empty()) operation->epilogue = std::move(request.finish);
+  operation->timeout = timeout_or_default(manner.timeout);
+  if (work->copies_at_the_end()) {
+    operation->epilogue = [work, finish = std::move(request.finish), finished = false]() mutable {
+      if (!finish.empty() && finish()) return true;
+      if (!std::exchange(finished, true) && !work->last_part()) return false;
+      return work->copy_slice();
+    };
+  } else if (!request.finish.empty()) {
+    operation->epilogue = std::move(request.finish);
+  }
   operation->on_done = [work](const std::string& error) { work->done(error); };
   PlanRequest wanted = this->wanted(request);
   if (wanted.kind == Kind::kAllReduce && request.bytes >= least_awaiting_bytes_) {
@@ -153,17 +167,48 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Request request) {
     place(*engine_, *operation, request.blocks);
   }
   ++sequence_;
-  engine_->post(group_, operation, request.asynchronous);
+  engine_->post(group_, operation, manner.asynchronous);
   work->posted(*operation);
 }
 
-Backend::WorkPtr Backend::exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs,
-                                   Request request) {
-  const auto work = make_work(type, title, inputs, std::move(outputs));
-  const bool asynchronous = request.asynchronous;
-  for (at::Tensor& input : inputs) work->keep(std::move(input));
-  post(work, std::move(request));
-  return handle(work, asynchronous);
+Backend::WorkPtr Backend::run(const c10::intrusive_ptr<Work>& work, Request request, const Footprint& footprint,
+                              const Manner& manner) {
+  post(work, std::move(request), manner);
+  return handle(work, footprint, manner);
+}
+
+Backend::WorkPtr Backend::run(const c10::intrusive_ptr<Work>& work, std::vector<Request> requests,
+                              const Footprint& footprint, const Manner& manner) {
+  for (Request& request : requests) post(work, std::move(request), manner);
+  return handle(work, footprint, manner);
+}
+
+Backend::WorkPtr Backend::handle(const c10::intrusive_ptr<Work>& work, const Footprint& footprint,
+                                 const Manner& manner) {
+  if (!manner.asynchronous) {
+    work->wait(kNoTimeout);
+    return nullptr;
+  }
+  if (!work->finished()) {
+    const std::lock_guard lock(in_flight_mutex_);
+    in_flight_.push_back({footprint, c10::weak_intrusive_ptr<Work>(work)});
+  }
+  return work;
+}
+
+void Backend::await_memory(const Footprint& footprint) {
+  std::vector<c10::intrusive_ptr<Work>> seen, earlier;  // not to be let go of under the lock: that may take Python's
+  {
+    const std::lock_guard lock(in_flight_mutex_);
+    std::erase_if(in_flight_, [&](const InFlight& in_flight) {
+      seen.push_back(in_flight.work.lock());
+      if (!seen.back() || seen.back()->finished()) return true;
+      if (footprint.overlaps(in_flight.footprint)) earlier.push_back(seen.back());
+      return false;
+    });
+  }
+  // What went wrong there, this call will find out by itself.
+  for (const auto& work : earlier) attempt([&] { work->wait(kNoTimeout); });
 }
 
 }  // namespace paceline

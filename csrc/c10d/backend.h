@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "c10d/arguments.h"
 #include "c10d/buffers.h"
 #include "c10d/programs.h"
 #include "c10d/work.h"
@@ -94,34 +95,63 @@ class Backend final : public c10d::Backend {
     Call call;
     std::vector<Block> blocks;
     uint64_t bytes = 0;  // of the whole buffer, the same on all ranks
+    Finish finish;
+  };
+
+  // How the caller of a collective wants it done: by the options of c10d.
+  struct Manner {
     std::chrono::milliseconds timeout{0};
     bool asynchronous = true;  // the caller goes on instead of waiting at once
-    Finish finish;
+  };
+  template <typename Options>
+  static Manner manner(const Options& options) {
+    return {options.timeout, options.asyncOp};
+  }
+
+  // A collective of this group that was called and may not have ended.
+  struct InFlight {
+    Footprint footprint;
+    c10::weak_intrusive_ptr<Work> work;
   };
 
   // Once. Returns what ranks disagree about, if no caller of this rank was told.
   std::string leave();
   PlanRequest wanted(const Request& request) const;
-  void post(const c10::intrusive_ptr<Work>& work, Request request);
-  WorkPtr exchange(c10d::OpType type, const char* title, Tensors inputs, Tensors outputs, Request request);
-  // From every part of `inputs` to a part of `outputs`; `given` and `results` are what the caller passed.
-  WorkPtr exchange_all(const Tensors& given, const Tensors& results, const Tensors& outputs, const Tensors& inputs,
-                       const c10d::AllToAllOptions& options);
-  void add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tensor& tensor, const c10d::ReduceOp& op,
-                     std::chrono::milliseconds timeout, bool asynchronous);
-  void add_allgather(const c10::intrusive_ptr<Work>& work, const Tensors& outputs, const at::Tensor& input,
-                     std::chrono::milliseconds timeout, bool asynchronous);
-  void add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at::Tensor& output, const Tensors& inputs,
-                          const c10d::ReduceOp& op, std::chrono::milliseconds timeout, bool asynchronous);
+  void post(const c10::intrusive_ptr<Work>& work, Request request, const Manner& manner);
+  // Posts the parts of a call. Returns its handle; or nothing, after it has ended, where the caller is going to wait at
+  // once: to wait here saves a way through Python, which takes longer than a small collective itself.
+  WorkPtr run(const c10::intrusive_ptr<Work>& work, Request request, const Footprint& footprint, const Manner& manner);
+  WorkPtr run(const c10::intrusive_ptr<Work>& work, std::vector<Request> requests, const Footprint& footprint,
+              const Manner& manner);
+  WorkPtr handle(const c10::intrusive_ptr<Work>& work, const Footprint& footprint, const Manner& manner);
+  // Waits for earlier collectives that use memory which this one writes, or the other way round: each works on what
+  // those before it have left, as if they ran one after the other.
+  void await_memory(const Footprint& footprint);
+  // `results` is what the caller passed.
+  WorkPtr exchange_all(const Tensors& results, const Tensors& outputs, const Tensors& inputs,
+                       const Footprint& footprint, const Manner& manner);
+  // All-gathers: of lists, one for each input; into one tensor for each input; and what both come to.
+  WorkPtr gather_lists(c10d::OpType type, const TensorLists& lists, const Tensors& inputs, const Manner& manner);
+  WorkPtr gather_tensors(c10d::OpType type, const Tensors& outputs, const Tensors& inputs, const Manner& manner);
+  WorkPtr gather_all(c10d::OpType type, TensorLists lists, const Tensors& inputs, Tensors results,
+                     const Footprint& footprint, const Manner& manner);
+  WorkPtr reduce_scatter_tensors(c10d::OpType type, const Tensors& outputs, const Tensors& inputs,
+                                 const c10d::ReduceScatterOptions& options);
+  Request request_allreduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  Request request_allgather(Work& work, const Tensors& outputs, const at::Tensor& input) const;
+  Request request_reduce_scatter(Work& work, const at::Tensor& output, const Tensors& inputs,
+                                 const c10d::ReduceOp& op) const;
   WorkPtr message(Tensors& tensors, int64_t peer, int tag, bool receives, c10d::OpType type, const char* title);
   // Returns at once; `get` of what it returns waits, and throws what went wrong.
   std::future<void> start_message(int64_t peer, uint32_t tag, uint8_t* data, uint64_t bytes, bool receives,
                                   std::chrono::milliseconds timeout);
   double exchange_seconds(int to, int from, uint64_t bytes);
-  c10::intrusive_ptr<Work> make_work(c10d::OpType type, const char* title, const Tensors& inputs, Tensors outputs,
-                                     size_t parts = 1);
+  // A copy of an output that shares memory with another tensor, to work on instead. When all is done, outputs get their
+  // results in the order of these calls, as with Gloo: of those that share memory, the last one's result stays.
+  static at::Tensor apart(Work& work, const at::Tensor& output, const char* operation);
+  c10::intrusive_ptr<Work> make_work(c10d::OpType type, Tensors outputs, size_t parts = 1);
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
-  void check_root(int64_t root, const char* operation) const;
+  void check_root(int64_t root, int64_t root_tensor, const char* operation) const;
 
   Settings settings_;
   c10::intrusive_ptr<Options> options_;
@@ -133,6 +163,8 @@ class Backend final : public c10d::Backend {
   std::atomic<uint64_t> sequence_{0};
   uint32_t monitored_barriers_ = 0;
   std::atomic<bool> left_{false};
+  std::mutex in_flight_mutex_;
+  std::vector<InFlight> in_flight_;
 };
 
 }  // namespace paceline

@@ -53,13 +53,15 @@ uint64_t count_of(const at::Tensor& tensor) {
 }
 
 Contiguous contiguous(const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.device().is_cpu(), "the paceline backend moves CPU tensors, and this one is on ", tensor.device(),
-              ": use nccl (or paceline's wrappers over nccl) for it");
-  TORCH_CHECK(tensor.layout() == at::kStrided, "the paceline backend cannot move a tensor of layout ", tensor.layout(),
-              " in this operation");
+  check_dense(tensor);
   // Dense in another order (transposed, channels-last) will not do: the other side's tensor may have other strides.
   if (tensor.is_contiguous()) return {tensor, false};
   return {tensor.contiguous(), true};
+}
+
+Contiguous writable(const at::Tensor& tensor, const char* operation) {
+  check_writable(tensor, operation);
+  return contiguous(tensor);
 }
 
 void Finish::divide(const Contiguous& sum, DType dtype, int divisor) {

@@ -40,6 +40,8 @@ struct Contiguous {
   uint64_t bytes() const { return tensor.nbytes(); }
 };
 Contiguous contiguous(const at::Tensor& tensor);
+// The same for a tensor that is to be written, which the operation may refuse.
+Contiguous writable(const at::Tensor& tensor, const char* operation);
 
 // What remains to be done when the bytes of a result are there: the division of an average, and copies to tensors that
 // are not contiguous. Each call does a slice of it, so that nobody waits for all of it.

@@ -15,13 +15,14 @@ constexpr uint32_t kExchangeTag = 0xffffffff;
 
 Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool receives, c10d::OpType type,
                                   const char* title) {
+  const Recording recording(title, tensors);
   const at::Tensor tensor = single(tensors, title);
-  TORCH_CHECK_VALUE(tag >= 0, "a tag is 0 or more, not ", tag);
+  TORCH_CHECK_VALUE(tag >= 0, title, ": Tag must be nonnegative, not ", tag);
   TORCH_CHECK_VALUE(peer < size_ && peer != rank_ && (peer >= 0 || type == c10d::OpType::RECVANYSOURCE), title,
                     ": rank ", peer, " is not another rank of this group");
   TORCH_CHECK(!left_, "this process group was destroyed");
-  const Contiguous flat = contiguous(tensor);
-  const auto work = make_work(type, title, tensors, tensors);
+  const Contiguous flat = receives ? writable(tensor, title) : contiguous(tensor);
+  const auto work = make_work(type, tensors);
   work->keep(flat.tensor);
   const auto message = std::make_shared<Message>();
   message->peer = peer;
@@ -35,11 +36,16 @@ Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool 
   });
   // The message outlives its own callback, and must not keep itself alive.
   message->on_done = [work, flat, tensor, receives, message = message.get()](const std::string& error) mutable {
+    std::string failure = error;
     if (error.empty() && receives) {
       work->set_source(static_cast<int>(message->peer));
-      if (flat.copied) copy_back(tensor, flat.tensor);
+      try {
+        if (flat.copied) copy_back(tensor, flat.tensor);
+      } catch (const std::exception& thrown) {
+        failure = std::string("a message cannot be stored: ") + thrown.what();
+      }
     }
-    work->done(error);
+    work->done(failure);
   };
   if (receives) {
     engine_->receive(group_, message);

@@ -49,41 +49,51 @@ void check_reducible(const at::Tensor& tensor, ReduceOp op) {
 
 }  // namespace
 
-void Backend::add_allreduce(const c10::intrusive_ptr<Work>& work, const at::Tensor& any, const c10d::ReduceOp& op,
-                            std::chrono::milliseconds timeout, bool asynchronous) {
+Backend::Request Backend::request_allreduce(Work& work, const at::Tensor& any, const c10d::ReduceOp& op) const {
   const at::Tensor tensor = as_real(any, op);
-  const Contiguous flat = contiguous(tensor);
+  const Contiguous flat = writable(tensor, "all_reduce");
   Request request;
   request.call = {Kind::kAllReduce, dtype_of(tensor), op_of(op), 0, 0, count_of(tensor), 0};
   check_reducible(tensor, request.call.op);
   request.bytes = flat.bytes();
   request.blocks = {{flat.data(), flat.data(), flat.bytes()}};
-  request.timeout = timeout;
-  request.asynchronous = asynchronous;
   if (op.op_ == c10d::ReduceOp::PREMUL_SUM) {
     multiply(request.call.dtype, flat.data(), flat.data(), request.call.count, factor_of(op));
   }
   if (request.call.op == ReduceOp::kAverage) request.finish.divide(flat, request.call.dtype, size_);
   request.finish.copy(tensor, flat);
-  work->keep(flat.tensor);
-  post(work, std::move(request));
+  work.keep(flat.tensor);
+  return request;
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  single(tensors, "all_reduce");
-  if (tensors.front().layout() == at::kSparse) return allreduce_sparse(tensors, options);
-  const auto work = make_work(c10d::OpType::ALLREDUCE, "paceline:all_reduce", tensors, tensors);
-  add_allreduce(work, tensors.front(), options.reduceOp, options.timeout, options.asyncOp);
-  return handle(work, options.asyncOp);
+  const at::Tensor& tensor = single(tensors, "all_reduce");
+  if (tensor.layout() == at::kSparse) return allreduce_sparse(tensors, options);
+  const Recording recording("paceline:all_reduce", tensors);
+  Footprint footprint;
+  footprint.writes(tensor);
+  await_memory(footprint);
+  const auto work = make_work(c10d::OpType::ALLREDUCE, tensors);
+  return run(work, request_allreduce(*work, tensor, options.reduceOp), footprint, manner(options));
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce_coalesced takes at least one tensor");
-  const auto work =
-      make_work(c10d::OpType::ALLREDUCE_COALESCED, "paceline:all_reduce", tensors, tensors, tensors.size());
-  for (const at::Tensor& tensor : tensors)
-    add_allreduce(work, tensor, options.reduceOp, options.timeout, options.asyncOp);
-  return handle(work, options.asyncOp);
+  const Recording recording("paceline:all_reduce", tensors);
+  TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce_coalesced requires a non-empty tensor list");
+  Footprint footprint;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    check_same_type(tensors.front(), tensors[i], i, "all_reduce_coalesced: tensors must all have the same type");
+    footprint.writes(tensors[i]);
+  }
+  await_memory(footprint);
+  const auto work = make_work(c10d::OpType::ALLREDUCE_COALESCED, tensors, tensors.size());
+  std::vector<Request> requests;
+  const bool shared = footprint.overlaps_itself();
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor result = shared ? apart(*work, tensor, "all_reduce_coalesced") : tensor;
+    requests.push_back(request_allreduce(*work, result, options.reduceOp));
+  }
+  return run(work, std::move(requests), footprint, manner(options));
 }
 
 // As Gloo has it: every rank learns how many entries each has, then their indices and values, and adds them up. Ranks
@@ -91,7 +101,8 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
 Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = single(tensors, "all_reduce");
   TORCH_CHECK_VALUE(options.reduceOp == c10d::ReduceOp::SUM, "a sparse all_reduce can only sum");
-  const auto work = make_work(c10d::OpType::_ALLREDUCE_SPARSE, "paceline:sparse_all_reduce", tensors, tensors);
+  const Recording recording("paceline:sparse_all_reduce", tensors);
+  const auto work = make_work(c10d::OpType::_ALLREDUCE_SPARSE, tensors);
   const at::Tensor coalesced = tensor.coalesce();
   const at::Tensor indices = coalesced.indices().t().contiguous();
   const at::Tensor values = coalesced.values().contiguous();
@@ -123,8 +134,14 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
 }
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const Recording recording("paceline:reduce", tensors);
   const at::Tensor tensor = as_real(single(tensors, "reduce"), options.reduceOp);
-  check_root(options.rootRank, "reduce");
+  check_root(options.rootRank, options.rootTensor, "reduce");
+  check_writable(tensor, "reduce");
+  const bool root = rank_ == options.rootRank;
+  Footprint footprint;
+  root ? footprint.writes(tensor) : footprint.reads(tensor);
+  await_memory(footprint);
   Contiguous flat = contiguous(tensor);
   Request request;
   request.call = {Kind::kReduce,
@@ -135,33 +152,30 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
                   count_of(tensor),
                   0};
   check_reducible(tensor, request.call.op);
-  const bool root = rank_ == options.rootRank;
   if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM) {
     if (!root && !flat.copied) flat = {flat.tensor.clone(), true};  // the tensors of other ranks stay as they are
     multiply(request.call.dtype, flat.data(), flat.data(), request.call.count, factor_of(options.reduceOp));
   }
   request.bytes = flat.bytes();
   request.blocks = {{flat.data(), root ? flat.data() : nullptr, flat.bytes()}};
-  request.timeout = options.timeout;
-  request.asynchronous = options.asyncOp;
   if (root && request.call.op == ReduceOp::kAverage) request.finish.divide(flat, request.call.dtype, size_);
   if (root) request.finish.copy(tensor, flat);
-  return exchange(c10d::OpType::REDUCE, "paceline:reduce", {flat.tensor}, tensors, std::move(request));
+  const auto work = make_work(c10d::OpType::REDUCE, tensors);
+  work->keep(flat.tensor);
+  return run(work, std::move(request), footprint, manner(options));
 }
 
-void Backend::add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at::Tensor& any, const Tensors& inputs,
-                                 const c10d::ReduceOp& op, std::chrono::milliseconds timeout, bool asynchronous) {
+Backend::Request Backend::request_reduce_scatter(Work& work, const at::Tensor& any, const Tensors& inputs,
+                                                 const c10d::ReduceOp& op) const {
   const at::Tensor output = as_real(any, op);
-  TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(size_), "reduce_scatter needs ", size_,
-                    " input tensors, one a rank, not ", inputs.size());
-  const Contiguous out = contiguous(output);
+  const Contiguous out = writable(output, "reduce_scatter");
   Request request;
   request.call = {Kind::kReduceScatter, dtype_of(output), op_of(op), 0, 0, 0, 0};
   check_reducible(output, request.call.op);
   const bool scaled = op.op_ == c10d::ReduceOp::PREMUL_SUM;
-  for (const at::Tensor& part : inputs) {
-    const at::Tensor input = as_real(part, op);
-    check_same_type(input, output, "reduce_scatter");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor input = as_real(inputs[i], op);
+    check_same_type(output, input, i, "reduce_scatter");
     Contiguous in = contiguous(input);
     if (scaled) {  // the input stays as it is
       in = {in.copied ? in.tensor : in.tensor.clone(), true};
@@ -170,51 +184,82 @@ void Backend::add_reduce_scatter(const c10::intrusive_ptr<Work>& work, const at:
     request.call.count += count_of(input);
     request.bytes += in.bytes();
     request.blocks.push_back({in.data(), nullptr, in.bytes()});
-    work->keep(in.tensor);
+    work.keep(in.tensor);
   }
-  Block& own = request.blocks[static_cast<size_t>(rank_)];
-  TORCH_CHECK_VALUE(own.bytes == out.bytes(), "reduce_scatter: the output of rank ", rank_, " has ", output.numel(),
-                    " elements, and its part of the input has ", inputs[static_cast<size_t>(rank_)].numel());
+  const auto rank = static_cast<size_t>(rank_);
+  check_same_elements(any, inputs[rank], rank, "reduce_scatter");
+  Block& own = request.blocks[rank];
   own.output = out.data();
   if (size_ == 1) copy_bytes(own.output, own.input, own.bytes);
-  request.timeout = timeout;
-  request.asynchronous = asynchronous;
   if (request.call.op == ReduceOp::kAverage) request.finish.divide(out, request.call.dtype, size_);
   request.finish.copy(output, out);
-  work->keep(out.tensor);
-  post(work, std::move(request));
+  work.keep(out.tensor);
+  return request;
 }
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                          const c10d::ReduceScatterOptions& options) {
   const Tensors& list = single(inputs, "reduce_scatter");
-  const auto work = make_work(c10d::OpType::REDUCE_SCATTER, "paceline:reduce_scatter", list, outputs);
-  add_reduce_scatter(work, single(outputs, "reduce_scatter"), list, options.reduceOp, options.timeout, options.asyncOp);
-  return handle(work, options.asyncOp);
+  const at::Tensor& output = single(outputs, "reduce_scatter");
+  const Recording recording("paceline:reduce_scatter", list);
+  TORCH_CHECK_VALUE(list.size() == static_cast<size_t>(size_), "reduce_scatter: invalid input tensor list size ",
+                    list.size(), ", must be world size ", size_);
+  const bool whole = in_place(output, list[static_cast<size_t>(rank_)]);
+  Footprint footprint;
+  footprint.writes(output);
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!whole || i != static_cast<size_t>(rank_)) footprint.reads(list[i]);
+  }
+  await_memory(footprint);
+  const auto work = make_work(c10d::OpType::REDUCE_SCATTER, outputs);
+  const at::Tensor result = footprint.overlaps_itself() ? apart(*work, output, "reduce_scatter") : output;
+  return run(work, request_reduce_scatter(*work, result, list, options.reduceOp), footprint, manner(options));
 }
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::ReduceScatterOptions& options) {
-  TORCH_CHECK_VALUE(input.numel() == output.numel() * size_, "reduce_scatter_tensor: the input has ", input.numel(),
-                    " elements, and ", size_, " ranks with ", output.numel(), " each need ", output.numel() * size_);
   const Tensors inputs{input};
-  const auto work = make_work(c10d::OpType::_REDUCE_SCATTER_BASE, "paceline:_reduce_scatter_base", inputs, {output});
-  add_reduce_scatter(work, output, parts(input, size_, "reduce_scatter_tensor"), options.reduceOp, options.timeout,
-                     options.asyncOp);
-  return handle(work, options.asyncOp);
+  const Recording recording("paceline:_reduce_scatter_base", inputs);
+  return reduce_scatter_tensors(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, inputs, options);
 }
 
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::ReduceScatterOptions& options) {
+  const Recording recording("paceline:reduce_scatter", inputs);
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(),
-                    "reduce_scatter_tensor_coalesced needs as many outputs as inputs");
-  const auto work = make_work(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "paceline:reduce_scatter", inputs, outputs,
-                              inputs.size());
+                    "reduce_scatter_tensor_coalesced requires input/output tensor lists to have the same length");
+  return reduce_scatter_tensors(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, inputs, options);
+}
+
+Backend::WorkPtr Backend::reduce_scatter_tensors(c10d::OpType type, const Tensors& outputs, const Tensors& inputs,
+                                                 const c10d::ReduceScatterOptions& options) {
+  const auto rank = static_cast<size_t>(rank_);
+  Footprint footprint;
+  TensorLists lists;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    add_reduce_scatter(work, outputs[i], parts(inputs[i], size_, "reduce_scatter_tensor_coalesced"), options.reduceOp,
-                       options.timeout, options.asyncOp);
+    TORCH_CHECK_VALUE(inputs[i].numel() == outputs[i].numel() * size_,
+                      "reduce_scatter_tensor: invalid tensor size: ", "the input has ", inputs[i].numel(),
+                      " elements, and ", size_, " ranks with ", outputs[i].numel(), " each need ",
+                      outputs[i].numel() * size_);
+    const Tensors& list = lists.emplace_back(parts(inputs[i], size_, "reduce_scatter_tensor"));
+    footprint.writes(outputs[i]);
+    if (!in_place(outputs[i], list[rank])) {
+      footprint.reads(inputs[i]);
+      continue;
+    }
+    for (size_t part = 0; part < list.size(); ++part) {
+      if (part != rank) footprint.reads(list[part]);
+    }
   }
-  return handle(work, options.asyncOp);
+  await_memory(footprint);
+  const auto work = make_work(type, outputs, inputs.size());
+  const bool shared = footprint.overlaps_itself();
+  std::vector<Request> requests;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor result = shared ? apart(*work, outputs[i], "reduce_scatter_tensor") : outputs[i];
+    requests.push_back(request_reduce_scatter(*work, result, lists[i], options.reduceOp));
+  }
+  return run(work, std::move(requests), footprint, manner(options));
 }
 
 }  // namespace paceline

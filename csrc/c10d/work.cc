@@ -2,41 +2,69 @@
 
 #include <c10/util/Exception.h>
 #include <pthread.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <system_error>
 #include <thread>
+
+#include "common/attempt.h"
+#include "common/log.h"
 
 namespace paceline {
 namespace {
 
+// Threads that run tasks. One stays as long as the process; others end when they have been idle for a while.
 class Callbacks {
  public:
+  explicit Callbacks(pid_t process) : process(process) {}
+
+  // Throws if not even one thread can be started.
+  void begin() {
+    const std::lock_guard lock(mutex_);
+    if (threads_ == 0) start();
+  }
+
   void run(std::function<void()> task) {
     const std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));
-    if (tasks_.size() > idle_) {
-      std::thread([this] { serve(); }).detach();
-    } else {
-      ready_.notify_one();
-    }
+    // Where no further thread can be had, those there are come to the task later.
+    if (tasks_.size() <= idle_ || !attempt([this] { start(); })) ready_.notify_one();
   }
 
+  const pid_t process;
+
  private:
+  void start() {
+    std::thread([this] { serve(); }).detach();
+    ++threads_;
+  }
+
   void serve() {
     ::pthread_setname_np(::pthread_self(), "paceline-then");
     std::unique_lock lock(mutex_);
     for (;;) {
-      if (tasks_.empty()) {
+      while (tasks_.empty()) {
         ++idle_;
         const bool woken = ready_.wait_for(lock, std::chrono::seconds(5), [this] { return !tasks_.empty(); });
         --idle_;
-        if (!woken) return;
+        if (!woken && threads_ > 1) {
+          --threads_;
+          return;
+        }
       }
       const std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
-      task();
+      try {
+        task();
+      } catch (const std::exception& error) {
+        log(LogLevel::kError, std::string("a callback failed: ") + error.what());
+      } catch (...) {
+        log(LogLevel::kError, "a callback failed");
+      }
       lock.lock();
     }
   }
@@ -44,21 +72,32 @@ class Callbacks {
   std::mutex mutex_;
   std::condition_variable ready_;
   std::deque<std::function<void()>> tasks_;
-  size_t idle_ = 0;
+  size_t threads_ = 0, idle_ = 0;
 };
+
+// Outlives static destructors: threads may still be in it. A forked child has none of the threads, and gets its own.
+Callbacks& callbacks() {
+  static std::atomic<Callbacks*> current{new Callbacks(::getpid())};
+  Callbacks* here = current.load();
+  while (here->process != ::getpid()) {
+    auto* own = new Callbacks(::getpid());
+    if (current.compare_exchange_strong(here, own)) return *own;
+    delete own;
+  }
+  return *here;
+}
 
 }  // namespace
 
-void run_elsewhere(std::function<void()> task) {
-  static Callbacks* callbacks = new Callbacks;  // outlives static destructors: threads may still be in it
-  callbacks->run(std::move(task));
+void be_ready_to_run_elsewhere() {
+  try {
+    callbacks().begin();
+  } catch (const std::system_error& error) {
+    throw std::system_error(error.code(), "paceline cannot start a thread for callbacks (ulimit -u)");
+  }
 }
 
-c10::intrusive_ptr<c10d::Work> handle(const c10::intrusive_ptr<Work>& work, bool asynchronous) {
-  if (asynchronous) return work;
-  work->wait(kNoTimeout);
-  return nullptr;
-}
+void run_elsewhere(std::function<void()> task) { callbacks().run(std::move(task)); }
 
 std::exception_ptr backend_error(const std::string& message) {
   try {
@@ -68,9 +107,24 @@ std::exception_ptr backend_error(const std::string& message) {
   }
 }
 
-Work::Work(int rank, c10d::OpType type, const char* title, const std::optional<std::vector<at::Tensor>>& inputs,
-           std::vector<at::Tensor> outputs, uint64_t sequence, int parts)
-    : c10d::Work(rank, type, title, inputs), outputs_(std::move(outputs)), sequence_(sequence), parts_(parts) {}
+Recording::Recording(const char* title, const std::vector<at::Tensor>& inputs) {
+  if (!function_.isActive()) return;
+  function_._setAsync();  // as Gloo's are: the operation may go on after the call
+  const std::vector<c10::IValue> values(inputs.begin(), inputs.end());
+  function_.before(title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
+}
+
+Work::Work(int rank, c10d::OpType type, std::vector<at::Tensor> outputs, uint64_t sequence, int parts)
+    : c10d::Work(rank, type), outputs_(std::move(outputs)), unfinished_(parts), sequence_(sequence), parts_(parts) {}
+
+void Work::release_resources() {
+  outputs_.clear();
+  kept_.clear();
+  copies_ = {};
+  future_.reset();
+  group_.reset();
+  engine_.reset();
+}
 
 void Work::done(const std::string& error) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -110,6 +164,7 @@ void Work::posted(const Operation& operation) {
 
 bool Work::wait(std::chrono::milliseconds timeout) {
   const bool bounded = timeout != kNoTimeout;
+  timeout = std::clamp(timeout, -kLongestTimeout, kLongestTimeout);
   const Clock::time_point until = bounded ? Clock::now() + timeout : Clock::time_point::max();
   if (!finished_) {
     if (!bounded && when_awaited_) when_awaited_();
@@ -122,6 +177,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   } else {
     done = (finished_ && error_.empty()) || c10d::Work::wait(timeout);
   }
+  engine_->tidy();  // the operation, if another thread has ended it: it holds the tensors
   // A root that only sends is done before others have looked at what it sent.
   if (group_->disputes(posted_as_)) {
     std::rethrow_exception(backend_error(engine_->failure_of(group_, title(kind_, posted_as_))));

@@ -6,6 +6,7 @@ module is loaded when the first group is made.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import socket
@@ -33,6 +34,28 @@ def register() -> None:
 
     if dist.is_available() and "paceline" not in dist.Backend.backend_list:
         dist.Backend.register_backend("paceline", _create, extended_api=True, devices=["cpu"])
+        _teach_set_pg_timeout()
+
+
+def _teach_set_pg_timeout() -> None:
+    """Make torch's ``_set_pg_timeout`` work on Paceline's groups: torch 2.13 knows the names Gloo and NCCL only."""
+    import torch
+    from torch.distributed import distributed_c10d
+
+    of_torch = distributed_c10d._set_pg_timeout
+
+    @functools.wraps(of_torch)
+    def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        group = group or distributed_c10d._get_default_group()
+        devices = getattr(group, "_device_types", [])
+        cpu = torch.device("cpu")
+        ours = cpu in devices and group._get_backend(cpu).name() == "paceline"
+        if ours:
+            group._get_backend(cpu).set_timeout(timeout)
+        if not ours or len(devices) > 1:
+            of_torch(timeout, group)
+
+    distributed_c10d._set_pg_timeout = set_pg_timeout
 
 
 def _create(options: Any, told: Any) -> Backend:
