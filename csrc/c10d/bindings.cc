@@ -112,10 +112,10 @@ PYBIND11_MODULE(_c10d, module) {
       .def_property_readonly("name", &Program::name);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init([](const std::string& interface, bool use_shm) {
-             return std::shared_ptr<Engine>(new Engine({interface, use_shm}), &Engine::end);
+      .def(py::init([](const std::string& interface, bool use_shm, bool huge_pages) {
+             return std::shared_ptr<Engine>(new Engine({interface, use_shm, false, huge_pages}), &Engine::end);
            }),
-           py::arg("interface"), py::arg("use_shm"))
+           py::arg("interface"), py::arg("use_shm"), py::arg("huge_pages"))
       .def_property_readonly("tcp_address", [](const Engine& engine) { return engine.address().tcp; });
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.observe.links import Exchange
     from paceline.planner import Planner
 
-_engines: dict[tuple[str, bool, int], Engine] = {}
+_engines: dict[tuple[str, bool, bool, int], Engine] = {}
 _lock = threading.Lock()
 
 
@@ -59,10 +59,10 @@ def _engine(config: Config) -> Engine:
     """
     from paceline._c10d import Engine
 
-    key = (config.interface, config.use_shm, os.getpid())
+    key = (config.interface, config.use_shm, config.huge_pages, os.getpid())
     with _lock:
         if key not in _engines:
-            _engines[key] = Engine(interface=config.interface, use_shm=config.use_shm)
+            _engines[key] = Engine(interface=config.interface, use_shm=config.use_shm, huge_pages=config.huge_pages)
         return _engines[key]
 
 
