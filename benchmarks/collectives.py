@@ -27,6 +27,7 @@ from paceline.bench.contenders import Contender
 from paceline.bench.figures import Operation
 from paceline.bench.measure import Effort, Question
 from paceline.bench.peers import MPI_PEERS, ensure
+from paceline.bench.rank_process.messages import Pause
 from paceline.bench.results import Machine, Results, Row
 from paceline.bench.run import run
 from paceline.bench.sizes import ITEM_BYTES, elements
@@ -45,15 +46,22 @@ class Case:
     num_ranks: int
     goals: tuple[tuple[str, str, float], ...]
     lab: str | None = None
+    memory: str = "torch"
+    pause: Pause | None = None
 
     @property
     def name(self) -> str:
-        """``allreduce, 8 ranks on lan8``."""
-        return f"{self.operation}, {self.num_ranks} ranks on {self.lab or 'one host'}"
+        """``allreduce, 8 ranks on lan8``, and what is special."""
+        special = ", huge pages" if self.memory == "huge" else ""
+        if self.pause:
+            special += f", after {format_duration(self.pause.seconds)} of {self.pause.kind}"
+        return f"{self.operation}, {self.num_ranks} ranks on {self.lab or 'one host'}{special}"
 
     def question(self, backend: str, effort: Effort, mpis: list[str]) -> Question:
         """What to ask of the bench."""
         peers = [GLOO] if self.lab else [GLOO, *mpis]
+        if self.pause:  # most of the time is the pause's
+            effort = replace(effort, seconds=3 * effort.seconds)
         return Question(
             operation=self.operation,
             sizes=sorted({parse_size(size) for size, _, _ in self.goals}),
@@ -61,16 +69,25 @@ class Case:
             subject=Contender(backend),
             peers=[Contender(name) for name in peers if name != backend],
             effort=effort,
+            memory=self.memory,
+            pause=self.pause,
         )
 
 
+SLEEP, COMPUTE = Pause("sleep", 0.02), Pause("compute", 0.02)
 CASES = [
     Case(Operation.ALL_REDUCE, 8, (("64MB", LIMIT, 0.97), ("64MB", GLOO, 1.0)), "lan8"),
     Case(Operation.ALL_GATHER, 8, (("64MB", LIMIT, 0.96),), "lan8"),
     Case(Operation.REDUCE_SCATTER, 8, (("64MB", LIMIT, 0.96), ("64MB", GLOO, 2.0)), "lan8"),
     Case(Operation.BROADCAST, 8, (("64MB", GLOO, 5.0),), "lan8"),
     Case(Operation.ALL_REDUCE, 2, (("4KB", GLOO, 8.0), ("1MB", MPI, 1.2), ("64MB", MPI, 2.0))),
-    Case(Operation.ALL_REDUCE, 4, (("4KB", GLOO, 20.0), ("1MB", MPI, 1.2), ("64MB", MPI, 2.0), ("64MB", GLOO, 3.0))),
+    Case(Operation.ALL_REDUCE, 4, (("4KB", GLOO, 20.0), ("1MB", MPI, 1.2), ("64MB", MPI, 2.0), ("64MB", GLOO, 3.3))),
+    Case(Operation.ALL_REDUCE, 2, (("64MB", MPI, 2.0),), memory="huge"),
+    Case(Operation.ALL_REDUCE, 4, (("64MB", MPI, 2.0), ("64MB", GLOO, 3.3)), memory="huge"),
+    Case(Operation.ALL_REDUCE, 2, (("4KB", GLOO, 8.0),), pause=SLEEP),
+    Case(Operation.ALL_REDUCE, 2, (("4KB", GLOO, 8.0),), pause=COMPUTE),
+    Case(Operation.ALL_REDUCE, 4, (("4KB", GLOO, 10.0),), pause=SLEEP),
+    Case(Operation.ALL_REDUCE, 4, (("4KB", GLOO, 10.0),), pause=COMPUTE),
     Case(Operation.BARRIER, 2, (("0", GLOO, 8.0),)),
     Case(Operation.BARRIER, 4, (("0", GLOO, 20.0),)),
 ]

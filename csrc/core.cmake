@@ -25,6 +25,7 @@ add_library(paceline_core STATIC
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_portable.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/frame.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/handshake.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/huge_pages.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/pulls.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/rings.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/shm/shm.cc

@@ -112,12 +112,11 @@ PYBIND11_MODULE(_c10d, module) {
       .def_property_readonly("name", &Program::name);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init([](const std::string& interface, bool use_shm, int64_t host_timeout_s) {
-             EngineOptions options{interface, use_shm};
-             options.host_timeout = std::chrono::seconds(host_timeout_s);
+      .def(py::init([](const std::string& interface, bool use_shm, bool huge_pages, int64_t host_timeout_s) {
+             const EngineOptions options{interface, use_shm, false, huge_pages, std::chrono::seconds(host_timeout_s)};
              return std::shared_ptr<Engine>(new Engine(options), &Engine::end);
            }),
-           py::arg("interface"), py::arg("use_shm"), py::arg("host_timeout_s"))
+           py::arg("interface"), py::arg("use_shm"), py::arg("huge_pages"), py::arg("host_timeout_s"))
       .def_property_readonly("tcp_address", [](const Engine& engine) { return engine.address().tcp; });
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")

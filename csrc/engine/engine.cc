@@ -124,7 +124,8 @@ void Engine::Bell::on_event(uint32_t) {
   [[maybe_unused]] const ssize_t got = ::read(fd_.get(), &count, sizeof(count));
 }
 
-Engine::Engine(const EngineOptions& options) : options_(options), introductions_(*this) {
+Engine::Engine(const EngineOptions& options)
+    : options_(options), huge_pages_(options.move_to_huge_pages), introductions_(*this) {
   tcp_ = tcp::create({options.interface, options.host_timeout});
   introductions_.listen(*tcp_);
   if (options.use_shm) {
@@ -167,8 +168,32 @@ Transport* Engine::transport_to(const PeerAddress& peer, std::string* address) c
   return tcp_.get();
 }
 
-bool Engine::worth_lending(const void* memory, uint64_t bytes) const {
-  return bytes >= kLeastLentBytes && (options_.lend_all || in_huge_pages(memory, bytes));
+bool Engine::worth_lending(const void* memory, uint64_t bytes) {
+  if (bytes < kLeastLentBytes) return false;
+  if (options_.lend_all || huge_pages_.hold(memory, bytes)) return true;
+  huge_pages_.count_small(memory);
+  return false;
+}
+
+void Engine::improve_memory(const std::vector<Place>& places) {
+  if (!huge_pages_.due()) return;
+  std::vector<std::pair<const uint8_t*, uint64_t>> chunks;
+  for (const Place& place : places) {
+    for (const uint8_t* memory : {place.input, static_cast<const uint8_t*>(place.work)}) {
+      if (memory != nullptr && place.bytes > 0) chunks.emplace_back(memory, place.bytes);
+    }
+  }
+  std::sort(chunks.begin(), chunks.end());
+  chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());
+  for (size_t first = 0, next = 0; first < chunks.size(); first = next) {
+    uint64_t bytes = 0;  // of chunks that lie one behind the other
+    for (next = first; next < chunks.size() && chunks[next].first == chunks[first].first + bytes; ++next) {
+      bytes += chunks[next].second;
+    }
+    for (size_t i = first; i < next; ++i) {
+      if (huge_pages_.improve(chunks[i].first, chunks[i].second, chunks[first].first, bytes)) return;
+    }
+  }
 }
 
 Group* Engine::find(const GroupId& id, uint32_t rank) {
@@ -212,6 +237,7 @@ void Engine::abort(const std::shared_ptr<Group>& group, const std::string& reaso
 
 void Engine::post(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation, bool later) {
   std::optional<std::string> choice;
+  improve_memory(operation->places);
   {
     const Entry entry(*this);
     group->guarded([&] { choice = group->collectives().post(operation); });
@@ -239,6 +265,7 @@ void Engine::prepare(const std::shared_ptr<Group>& group, const std::shared_ptr<
   } catch (const std::exception& thrown) {
     error = thrown.what();
   }
+  if (prepared) improve_memory(prepared->places);
   const Entry entry(*this);
   group->guarded([&] {
     if (prepared) return group->collectives().begin(operation, std::move(*prepared));
@@ -342,18 +369,19 @@ Engine::Helping::Helping(Engine& engine) : engine_(engine) { engine.helping_ = t
 Engine::Helping::~Helping() {
   engine_.helping_ = false;
   engine_.helped_at_ = Clock::now();
-  if (engine_.busy()) engine_.wake();
+  // A progress thread that was left in epoll sleeps on: others must wake it again.
+  engine_.asleep_ = engine_.poller_.is_waiting();
+  const bool missed = engine_.asleep_ && (!engine_.poller_.fall_asleep() || engine_.due_ < engine_.asleep_until_);
+  if (missed || engine_.busy()) engine_.wake();
 }
 
 void Engine::help(const std::atomic<bool>& done, Clock::time_point until, const Waiting& waiting) {
   Entry entry(*this);
   if (helping_ || done || stopping_) return;
   const Helping helping(*this);
-  if (!parked_) {
-    bell_.ring();
-    changed_.wait(entry.lock(), [this] { return parked_; });
-  }
   Clock::time_point now = Clock::now();
+  const bool again = now < helped_at_ + kEncore;  // others will follow: the progress thread parks for a while
+  if (again || !poller_.has_memory()) take_over(entry.lock());
   Clock::time_point polls_until = now < yields_from_ ? now : now + waiting.polls;
   bool worked = true;  // posting may have left some: look before sleeping
   while (!done && now < until) {
@@ -364,10 +392,12 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, const 
       if (done) break;
     }
     if (!worked && !polls) {
+      take_over(entry.lock());
+      if (done) break;
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
       timeout_ms = static_cast<int>(std::min<int64_t>(sleep_ms(now), left));
     }
-    worked = turn(entry.lock(), timeout_ms, now);
+    worked = turn(entry.lock(), timeout_ms, now, !parked_);
     if (polls && (worked || done)) computing_ = {};
     if (done) break;
     const Clock::time_point begin = now;
@@ -378,6 +408,12 @@ void Engine::help(const std::atomic<bool>& done, Clock::time_point until, const 
       polls_until = begin;
     }
   }
+}
+
+void Engine::take_over(std::unique_lock<std::mutex>& lock) {
+  if (parked_) return;
+  bell_.ring();
+  changed_.wait(lock, [this] { return parked_; });
 }
 
 // Lets whoever waits for this core have it; returns when that was over.
@@ -412,16 +448,20 @@ bool Engine::has_work() const {
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->collectives().has_work(); });
 }
 
-bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::time_point now) {
+bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::time_point now, bool beside) {
   if (has_work() || (timeout_ms > 0 && !poller_.fall_asleep())) timeout_ms = 0;
   asleep_ = timeout_ms > 0;
-  const bool glances = timeout_ms == 0 && poller_.may_glance(now);
+  const bool glances = beside || (timeout_ms == 0 && poller_.may_glance(now));
+  if (!glances) {
+    asleep_until_ = now + std::chrono::milliseconds(timeout_ms);
+    poller_.prepare_wait();
+  }
   lock.unlock();
   while (callers_.load() > 0) std::this_thread::yield();
-  const int count = glances ? 0 : poller_.wait(timeout_ms);
+  if (!glances) poller_.wait(timeout_ms);
   lock.lock();
   asleep_ = false;
-  bool worked = poller_.dispatch(count);
+  bool worked = glances ? poller_.glance() : poller_.dispatch();
   for (size_t i = 0; i < groups_.size(); ++i) {
     Group& group = *groups_[i];
     group.guarded([&] { worked = group.collectives().work() || worked; });

@@ -8,6 +8,9 @@
 //   who polls         until
 //   progress thread   a caller waits: it is called out of epoll, and parks
 //   waiting caller    its operation is done; others that wait meanwhile sleep
+//   both              a caller that waits for the first time in kEncore leaves the progress thread in epoll, and looks
+//   at
+//                     memory only, as long as it polls: most collectives of one host end before a thread could park
 //   nobody            an operation is posted for later, work is left, or kEncore is over: the progress thread again
 //
 // The lock is held for a slice of work at most: reads, reductions, pulls and the last touches to results end early, or
@@ -32,6 +35,7 @@
 #include "engine/introductions.h"
 #include "engine/poller.h"
 #include "engine/scratch.h"
+#include "transport/huge_pages.h"
 #include "transport/transport.h"
 
 namespace paceline {
@@ -40,6 +44,7 @@ struct EngineOptions {
   std::string interface;                  // to listen on; empty: by the host's name
   bool use_shm = true;                    // share memory between ranks of one host
   bool lend_all = false;                  // large payload is pulled by ranks of one host also where that is slower
+  bool move_to_huge_pages = true;         // buffers that come back (transport/huge_pages.h)
   std::chrono::seconds host_timeout{10};  // a host that has not answered for so long is lost; 0: never
 };
 
@@ -100,7 +105,7 @@ class Engine {
   ScratchPool& scratch() { return scratch_; }
   std::chrono::seconds host_timeout() const { return options_.host_timeout; }
   // Whether a peer that can read this memory had better do so.
-  bool worth_lending(const void* memory, uint64_t bytes) const;
+  bool worth_lending(const void* memory, uint64_t bytes);
   Introductions& introductions() { return introductions_; }
   Transport* transport_to(const PeerAddress& peer, std::string* address) const;
   Group* find(const GroupId& id, uint32_t rank);
@@ -148,10 +153,15 @@ class Engine {
     Fd fd_;
   };
 
+  // On the caller's thread, without the lock: moves one chunk to huge pages, if one is due.
+  void improve_memory(const std::vector<Place>& places);
   void run();
+  // Calls the progress thread out of epoll, and waits until it is parked.
+  void take_over(std::unique_lock<std::mutex>& lock);
   void park(std::unique_lock<std::mutex>& lock);
-  // One turn of whoever polls; returns whether anything had happened.
-  bool turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::time_point now);
+  // One turn of whoever polls; returns whether anything had happened. `beside` the progress thread, which is in epoll,
+  // it looks at memory only.
+  bool turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::time_point now, bool beside = false);
   Clock::time_point yield(std::unique_lock<std::mutex>& lock, int core, Clock::time_point now);
   bool busy() const;
   bool has_work() const;
@@ -168,10 +178,12 @@ class Engine {
   std::condition_variable changed_;
   Poller poller_{callers_};
   ScratchPool scratch_;
+  HugePages huge_pages_;
   std::unique_ptr<Transport> tcp_, shm_;
   Introductions introductions_;
   Bell bell_;
-  bool asleep_ = false;  // whoever polls is in epoll
+  bool asleep_ = false;  // whoever polls is in epoll, and nobody looks at memory
+  Clock::time_point asleep_until_;
   bool parked_ = false;
   bool helping_ = false;
   bool attended_ = false;  // the progress thread is asked to poll at once

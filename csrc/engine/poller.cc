@@ -62,11 +62,9 @@ bool Poller::fall_asleep() {
   return std::none_of(memories_.begin(), memories_.end(), [](const auto* memory) { return memory->ready(); });
 }
 
-int Poller::wait(int timeout_ms) {
+void Poller::wait(int timeout_ms) {
   const int count = ::epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()), timeout_ms);
-  asked_at_ = Clock::now();
-  if (count > 0) heard_at_ = asked_at_;
-  return count < 0 ? 0 : count;  // only a signal can do that
+  num_events_ = static_cast<size_t>(std::max(count, 0));  // less only after a signal
 }
 
 template <typename Work>
@@ -80,20 +78,31 @@ void Poller::guarded(Watcher& watcher, const Work& work) noexcept {
   }
 }
 
-bool Poller::dispatch(int count) {
-  bool any = count > 0;
-  if (asleep_) {
-    for (Watcher* memory : memories_) memory->wake_up();
-    asleep_ = false;
-  }
+bool Poller::dispatch() {
+  waiting_ = false;
+  asked_at_ = Clock::now();
+  if (num_events_ > 0) heard_at_ = asked_at_;
+  wake_up();
   // Not always from the first on: where others keep waiting for the lock, the last would never have their turn.
-  const size_t first = rounds_++;
-  const auto events = static_cast<size_t>(count);
-  for (size_t i = 0; i < events && (i == 0 || !others_wait()); ++i) {
-    const epoll_event& event = events_[(first + i) % events];
+  const size_t first = rounds_;
+  for (size_t i = 0; i < num_events_ && (i == 0 || !others_wait()); ++i) {
+    const epoll_event& event = events_[(first + i) % num_events_];
     auto* watcher = static_cast<Watcher*>(event.data.ptr);
     if (!watcher->buried_) guarded(*watcher, [&] { watcher->on_event(event.events); });
   }
+  return glance() || num_events_ > 0;
+}
+
+void Poller::wake_up() {
+  if (!asleep_) return;
+  for (Watcher* memory : memories_) memory->wake_up();
+  asleep_ = false;
+}
+
+bool Poller::glance() {
+  bool any = false;
+  wake_up();
+  const size_t first = rounds_++;
   for (size_t i = 0; i < memories_.size(); ++i) {  // which may change meanwhile: who is left out has the next turn
     Watcher* memory = memories_[(first + i) % memories_.size()];
     if (!memory->ready()) continue;
@@ -101,7 +110,8 @@ bool Poller::dispatch(int count) {
     any = true;
     if (others_wait()) break;
   }
-  while (graves_ != nullptr) graves_ = std::move(graves_->next_grave_);
+  // The events of a thread that waits may still name them.
+  while (graves_ != nullptr && !waiting_) graves_ = std::move(graves_->next_grave_);
   return any;
 }
 

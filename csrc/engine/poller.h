@@ -64,11 +64,17 @@ class Poller {
     const bool silent = now > heard_at_ + kSilence;
     return !memories_.empty() && now < asked_at_ + (silent ? kGlancing : kGlancingAtNews);
   }
-  // Sleeps until something happens or the time is over; returns the number of events. Call without the lock.
-  int wait(int timeout_ms);
-  // Hands the events, and what is in memory, to their watchers; returns whether there was anything. Call with the lock.
-  // Where others wait for it, the rest is left for the next turn.
-  bool dispatch(int count);
+  bool has_memory() const { return !memories_.empty(); }
+  // One thread at a time: `prepare_wait` with the lock, `wait` without it, which sleeps until something happens or the
+  // time is over, and `dispatch` with the lock, which hands the events, and what is in memory, to their watchers, and
+  // returns whether there was anything. Where others wait for the lock, the rest is left for the next turn.
+  void prepare_wait() { waiting_ = true; }
+  void wait(int timeout_ms);
+  bool dispatch();
+  // Whether a thread is between the first and the last of them.
+  bool is_waiting() const { return waiting_; }
+  // The same for what is in memory alone, also while another thread waits. Call with the lock.
+  bool glance();
 
  private:
   static constexpr auto kSilence = std::chrono::milliseconds(1);
@@ -77,12 +83,16 @@ class Poller {
   template <typename Work>
   static void guarded(Watcher& watcher, const Work& work) noexcept;
 
+  void wake_up();
+
   const std::atomic<int>& callers_;
   Fd epoll_;
   std::set<int> fds_;
-  std::vector<epoll_event> events_;
+  std::vector<epoll_event> events_;  // of the thread that waits
+  size_t num_events_ = 0;
   std::vector<Watcher*> memories_;
   bool asleep_ = false;
+  bool waiting_ = false;
   Clock::time_point asked_at_, heard_at_;
   size_t rounds_ = 0;
   std::unique_ptr<Watcher> graves_;  // a list

@@ -34,7 +34,4 @@ class Pulls {
   uint64_t word_ = 0;
 };
 
-// Whether this process's memory is in huge pages, by the page in its middle; false where the kernel does not say.
-bool in_huge_pages(const void* memory, size_t bytes);
-
 }  // namespace paceline

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.observe.links import Exchange
     from paceline.planner import Planner
 
-_engines: dict[tuple[str, bool, int, int], Engine] = {}
+_engines: dict[tuple[str, bool, bool, int, int], Engine] = {}
 _lock = threading.Lock()
 
 
@@ -84,10 +84,10 @@ def _engine(config: Config) -> Engine:
     from paceline._c10d import Engine
 
     host_timeout_s = math.ceil(config.host_timeout_s)
-    key = (config.interface, config.use_shm, host_timeout_s, os.getpid())
+    key = (config.interface, config.use_shm, config.huge_pages, host_timeout_s, os.getpid())
     with _lock:
         if key not in _engines:
-            _engines[key] = Engine(interface=config.interface, use_shm=config.use_shm, host_timeout_s=host_timeout_s)
+            _engines[key] = Engine(*key[:-1])
         return _engines[key]
 
 

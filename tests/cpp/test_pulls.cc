@@ -3,13 +3,9 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/utsname.h>
 
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -68,28 +64,6 @@ TEST(Pulls, SayWhenMemoryIsNotThere) {
   const Pulls pulls(one.get());
   std::vector<uint8_t> to(kBytes);
   EXPECT_EQ(pulls.read(Hole().address(), to.data(), to.size()), EFAULT);
-}
-
-// Where there are huge pages, and a kernel that tells them apart (6.7).
-bool huge_pages_are_told() {
-  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
-  std::string modes;
-  std::getline(file, modes);
-  utsname system{};
-  int major = 0, minor = 0;
-  const bool known = ::uname(&system) == 0 && std::sscanf(system.release, "%d.%d", &major, &minor) == 2;
-  return known && std::pair(major, minor) >= std::pair(6, 7) && (has(modes, "[madvise]") || has(modes, "[always]"));
-}
-
-TEST(Pulls, HugePagesAreKnown) {
-  if (!huge_pages_are_told()) GTEST_SKIP() << "no huge pages here, or nobody tells";
-  constexpr size_t kBlock = 8 << 20;
-  for (const int advice : {MADV_HUGEPAGE, MADV_NOHUGEPAGE}) {
-    const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(2 << 20, kBlock), &std::free);
-    ASSERT_EQ(::madvise(memory.get(), kBlock, advice), 0);
-    std::memset(memory.get(), 1, kBlock);
-    EXPECT_EQ(in_huge_pages(memory.get(), kBlock), advice == MADV_HUGEPAGE);
-  }
 }
 
 // Rank 1 has called two collectives when rank 0 calls the first, lends its memory, and waits before it calls the

@@ -185,6 +185,22 @@ def test_the_command_prints_saves_and_draws(tmp_path: Path) -> None:
 
 
 @needs_torch
+@pytest.mark.parametrize("kind", ["sleep", "compute"])
+def test_ranks_pause_before_each_call(kind: str, tmp_path: Path) -> None:
+    effort = ["--iterations", "4", "--rounds", "2", "--memory", "huge", "--json", "a.json"]
+    done = _bench("allgather", "--backend", "gloo", "--sizes", "4KB", f"--{kind}", "5ms", *effort, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"each rank {kind}s for 5 ms" in done.stdout
+    assert "tensors in huge pages" in done.stdout
+    saved = json.loads((tmp_path / "a.json").read_text())
+    assert saved["pause"] == {"kind": kind, "seconds": 0.005}
+    (row,) = saved["rows"]
+    assert row["time"]["count"] == 4
+    assert row["wrong"] == 0
+    assert row["arrival_s"] >= 0
+
+
+@needs_torch
 @pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 def test_in_the_lab_there_is_a_limit(tmp_path: Path) -> None:
     effort = ["--iterations", "2", "--rounds", "2"]
@@ -206,6 +222,10 @@ def test_in_the_lab_there_is_a_limit(tmp_path: Path) -> None:
         (["--lab", "lan8", "--ranks", "3"], "lan8 has 8 hosts with a rank each, not 3"),
         (["--lab", "lan8", "--peers", "openmpi"], "openmpi is measured on one host only: leave out --lab"),
         (["--json", "nowhere/a.json"], "there is no folder"),
+        (["--memory", "vast"], "--memory is one of torch, huge, not 'vast'"),
+        (["--sleep", "20ms", "--compute", "20ms"], "either --sleep or --compute"),
+        (["--sleep", "20ms", "--late", "1:1s"], "leave --sleep and --compute out"),
+        (["--sleep", "1min"], "--sleep is more than 0 and at most 10 s"),
     ],
 )
 def test_bad_arguments_are_sentences(arguments: list[str], sentence: str, tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 """Large buffers in huge pages, which ranks of one host pull from each other's memory: right sums, and deaths meanwhile.
 
-numpy asks for huge pages where it allocates much. Where the kernel has none the same tests go through rings.
+numpy asks for huge pages where it allocates much. The engine moves tensors of torch that come back to huge pages.
+Where the kernel has no huge pages the same tests go through rings.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,6 +74,44 @@ def test_moves() -> None:
 
 def test_many_in_flight() -> None:
     run_ranks(in_flight_together, 3)
+
+
+def huge_bytes(tensor: torch.Tensor) -> int:
+    """How much of the mappings that a tensor lies in is in huge pages."""
+    begin, end, found, inside = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if mapping := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(mapping[1], 16) < end and begin < int(mapping[2], 16)
+        elif inside and line.startswith("AnonHugePages:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def come_back(me: Member) -> list[int]:
+    tensor = torch.empty(COUNT)
+    before = huge_bytes(tensor)
+    for turn in range(60):
+        tensor.fill_(me.rank + turn)
+        dist.all_reduce(tensor)
+        assert tensor.eq(sum(range(me.world_size)) + me.world_size * turn).all()
+    return [before, huge_bytes(tensor)]
+
+
+def collapses() -> bool:
+    """Whether the kernel moves memory to huge pages when asked, and leaves torch's in small ones until then."""
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    major, minor = (int(number) for number in platform.release().split(".")[:2])
+    return (major, minor) >= (6, 7) and enabled.exists() and "[madvise]" in enabled.read_text()
+
+
+@pytest.mark.skipif(BACKEND == "gloo", reason="Gloo moves no memory")
+@pytest.mark.skipif(not collapses(), reason="huge pages are not given on request here")
+@pytest.mark.skipif("THP_MEM_ALLOC_ENABLE" in os.environ, reason="torch asks for huge pages itself")
+@pytest.mark.parametrize("setting", ["auto", "off"])
+def test_tensors_that_come_back_are_moved(setting: str) -> None:
+    for before, after in run_ranks(come_back, 2, environment={"PACELINE_HUGE_PAGES": setting}):
+        assert before == 0
+        assert after >= 16 << 20 if setting == "auto" else after == 0
 
 
 def until_the_end(me: Member) -> str:

@@ -37,6 +37,7 @@ def test_links_given() -> None:
     ("variable", "value"),
     [
         ("PACELINE_TRANSPORT", "pigeon"),
+        ("PACELINE_HUGE_PAGES", "vast"),
         ("PACELINE_LOG", "loud"),
         ("PACELINE_RATE", "fast"),
         ("PACELINE_LATENCY", "soon"),

@@ -67,8 +67,8 @@ def limit_s(
 class Summary(msgspec.Struct, frozen=True):
     """All timed iterations of one contender at one size.
 
-    ``loop_mean_s`` is nccl-tests' figure, a loop's time over its iterations; the others are over iterations, each as
-    long as on its slowest rank.
+    ``loop_mean_s`` is nccl-tests' figure, a loop's time over its iterations. Where ranks meet at a barrier before each
+    call, it is the mean of the iterations. The others are over iterations, each as long as on its slowest rank.
     """
 
     median_s: float

@@ -146,7 +146,7 @@ def _point(run: _Run, started: Sequence[Crew], count: int, late_s: Mapping[int, 
     """Measure one point, and return what the subject needs there."""
     base = run.question.base
     late_ns = {rank: round(seconds * 1e9) for rank, seconds in late_s.items()}
-    prepare = Prepare(base.operation.value, count, base.dtype, dict(late_s))
+    prepare = Prepare(base.operation.value, count, base.dtype, dict(late_s), memory=base.memory)
     lessons = LESSONS if late_s and started[0].contender == Contender("paceline") else 0
     found = interleave(started, prepare, base.effort, run.heard, late_ns=late_ns, lessons=lessons)
     run.points += 1

@@ -3,6 +3,9 @@
 So whatever else the machine does falls on all of them alike. A block is a barrier and then iterations back to back,
 as in nccl-tests; an iteration lasts as long as on its slowest rank. How many iterations a block has follows from a
 time budget that is the same for all contenders, and from how fast the contender was so far.
+
+Collectives can also be measured cold: then all ranks meet at a barrier before each call and sleep or compute for a
+while. Such an iteration lasts from the moment the last rank calls until the last rank is done.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import numpy as np
 from paceline.bench.contenders import Contender
 from paceline.bench.crew import Crew, crews
 from paceline.bench.figures import SHARED, Operation, Ratio, Summary, bus_factor, limit_s
-from paceline.bench.rank_process.messages import Block, Prepare, Prepared, Timed
+from paceline.bench.rank_process.messages import MEMORIES, Block, Pause, Prepare, Prepared, Timed
 from paceline.bench.results import Machine, Results, Row
 from paceline.bench.sizes import ITEM_BYTES, elements
 from paceline.errors import UsageError
@@ -28,6 +31,7 @@ _MOST_ITERATIONS = 50_000
 _FEWEST_ITERATIONS = 5
 _WARM_UP_S = 0.1
 _MOST_WARM_UPS = 20
+_LONGEST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Samples:
     """Seconds of each timed iteration of one contender at one size, by round."""
 
     rounds: list[list[float]] = field(default_factory=list)
-    arrivals_s: list[float] = field(default_factory=list)  # of the last after the first, where ranks are late
+    arrivals_s: list[float] = field(default_factory=list)  # of the last after the first, where ranks call from barriers
     loop_s: float = 0.0
     wrong: int = 0
 
@@ -70,7 +74,7 @@ class Samples:
         return sum(map(len, self.rounds))
 
     def add(self, timed: Sequence[Timed]) -> None:
-        """A block's iterations: as long as on the slowest rank; with late ranks, from the last arrival to the end."""
+        """A block's iterations: as long as on the slowest rank, or from the last call to the end after barriers."""
         each = [list(ranks) for ranks in zip(*(one.durations_ns for one in timed), strict=True)]
         begins = [list(ranks) for ranks in zip(*(one.begins_ns for one in timed), strict=True)]
         if begins:
@@ -83,7 +87,8 @@ class Samples:
 
     def summary(self) -> Summary:
         """Median and spread of all."""
-        return Summary.of([sample for part in self.rounds for sample in part], self.loop_s)
+        samples = [sample for part in self.rounds for sample in part]
+        return Summary.of(samples, sum(samples) if self.arrivals_s else self.loop_s)
 
     def over(self, subject: Samples) -> Ratio:
         """Our time over the subject's; what ran side by side is compared side by side."""
@@ -105,9 +110,15 @@ class Question:
     dtype: str = "float32"
     effort: Effort = field(default_factory=Effort)
     timeout_s: float = 120.0
+    memory: str = "torch"
+    pause: Pause | None = None
 
     def __post_init__(self) -> None:
         """Refuse contenders that cannot be told apart, and sizes without elements."""
+        if self.memory not in MEMORIES:
+            raise UsageError(f"--memory is one of {', '.join(MEMORIES)}, not {self.memory!r}")
+        if self.pause is not None and not 0 < self.pause.seconds <= _LONGEST_PAUSE_S:
+            raise UsageError(f"--{self.pause.kind} is more than 0 and at most {_LONGEST_PAUSE_S:g} s")
         names = [contender.name for contender in (self.subject, *self.peers)]
         if len(set(names)) < len(names):
             raise UsageError(f"each contender is measured once, but they are {', '.join(names)}")
@@ -130,12 +141,13 @@ def measure(question: Question, lab: Lab | None, seen: Callable[[str, float], No
     with crews(contenders, question.num_ranks, lab=lab, timeout_s=question.timeout_s) as started:
         for index, size in enumerate(sizes):
             count = elements(question.operation, size, question.dtype, question.num_ranks)
-            prepare = Prepare(question.operation.value, count, question.dtype)
+            prepare = Prepare(question.operation.value, count, question.dtype, memory=question.memory)
 
             def heard(what: str, share: float, before: int = index) -> None:
                 seen(what, (before + share) / len(sizes))
 
-            rows += point(question, started, count, interleave(started, prepare, question.effort, heard), lab)
+            found = interleave(started, prepare, question.effort, heard, pause=question.pause)
+            rows += point(question, started, count, found, lab)
     return record(question, started, rows, machine, lab.cluster.name if lab else "one host")
 
 
@@ -156,6 +168,8 @@ def record(
         machine=machine,
         rows=rows,
         sweep=sweep,
+        memory=question.memory,
+        pause=question.pause,
     )
 
 
@@ -167,10 +181,12 @@ def interleave(
     *,
     late_ns: dict[int, int] | None = None,
     lessons: int = 0,
+    pause: Pause | None = None,
 ) -> list[Samples]:
     """Samples of each contender for one prepared operation, taken in turns; with ``late_ns``, of ranks that are late.
 
-    The first contender has ``lessons`` iterations before, to find out who is.
+    The first contender has ``lessons`` iterations before, to find out who is. With ``pause`` all ranks pause before
+    each call.
     """
     doing = f"{prepare.operation} of {prepare.count} {prepare.dtype}" if prepare.count else prepare.operation
     found = [Samples() for _ in started]
@@ -179,16 +195,16 @@ def interleave(
         seen(f"{doing}: {crew.contender.name} warms up", 0.0)
         samples.wrong = sum(one.wrong for one in crew.ask(prepare, Prepared, doing))
         # Twice, as the first time the speed is unknown.
-        once = _loop_s(crew.ask(Block(0, 1, late_ns), Timed, doing))
+        once = _loop_s(crew.ask(Block(0, 1, late_ns, pause), Timed, doing))
         several = min(max(int(_WARM_UP_S / once), 1, 0 if iteration_s else lessons), max(_MOST_WARM_UPS, lessons))
-        warm = crew.ask(Block(0, several, late_ns), Timed, doing, expected_s=several * once)
+        warm = crew.ask(Block(0, several, late_ns, pause), Timed, doing, expected_s=several * once)
         iteration_s.append(_loop_s(warm) / several)
     for turn in range(effort.rounds):
         for index, (crew, samples) in enumerate(zip(started, found, strict=True)):
             seen(f"{doing}: {crew.contender.name}", (turn + index / len(started)) / effort.rounds)
             # What the others left in the caches is not this one's fault.
             warmup = min(int(_WARM_UP_S / iteration_s[index]), _MOST_WARM_UPS)
-            block = Block(warmup, effort.block(samples, iteration_s[index]), late_ns)
+            block = Block(warmup, effort.block(samples, iteration_s[index]), late_ns, pause)
             expected_s = block.iterations * iteration_s[index]
             timed = crew.ask(block, Timed, doing, expected_s=expected_s)
             samples.add(timed)

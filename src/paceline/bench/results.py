@@ -12,15 +12,16 @@ from pathlib import Path
 import msgspec
 
 from paceline.bench.figures import Ratio, Summary
+from paceline.bench.rank_process.messages import Pause
 from paceline.errors import UsageError
 
 
 class Row(msgspec.Struct, frozen=True):
     """One contender at one point; a barrier has no bytes and no bandwidth, one host has no limit.
 
-    ``share_of_limit`` is the limit over the median; ``over_subject`` compares its time with the subject's. With late
-    ranks, ``time`` begins when the last one calls, and ``arrival_s`` is the median of what was measured between first
-    and last call.
+    ``share_of_limit`` is the limit over the median; ``over_subject`` compares its time with the subject's. Where ranks
+    are late or pause, ``time`` begins when the last one calls, and ``arrival_s`` is the median time between first and
+    last call.
     """
 
     contender: str
@@ -72,7 +73,8 @@ class Machine(msgspec.Struct, frozen=True):
 class Results(msgspec.Struct, frozen=True):
     """A whole run: the question, who took part, and a row for each point and contender.
 
-    ``sweep`` is what was varied where ranks were late.
+    ``sweep`` is what was varied where ranks were late, ``memory`` where torch's tensors lay, and ``pause`` what all
+    ranks did before each call.
     """
 
     operation: str
@@ -87,6 +89,8 @@ class Results(msgspec.Struct, frozen=True):
     machine: Machine
     rows: list[Row]
     sweep: str | None = None
+    memory: str = "torch"
+    pause: Pause | None = None
 
     def of(self, contender: str, size_bytes: int | None = None) -> Row:
         """The row of a contender, at a size as it was measured, or its last."""

@@ -23,6 +23,8 @@ def results_table(results: Results) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("time", "25%", "75%", "mean", "n", "algbw", "busbw", "#wrong"):
         table.add_column(name, justify="right", no_wrap=True)
+    if results.pause:
+        table.add_column("apart", justify="right", no_wrap=True)
     if limited:
         table.add_column("of limit", justify="right", no_wrap=True)
     if compared:
@@ -31,6 +33,8 @@ def results_table(results: Results) -> Table:
         first = row.contender == results.subject
         cells = [str(row.size_bytes), str(row.count), results.dtype, results.redop] if first else [""] * 4
         cells += [row.contender, *_times(row), *_bandwidths(row), str(row.wrong)]
+        if results.pause:
+            cells.append(format_duration(row.arrival_s or 0.0))
         if limited:
             cells.append(f"{row.share_of_limit:.3f}" if row.share_of_limit else "-")
         if compared:
@@ -60,13 +64,21 @@ def ratio_words(row: Row) -> str:
 def caption(results: Results) -> Iterable[str]:
     """What a reader needs to judge the figures: where, with what, when, by which command."""
     machine = results.machine
-    yield f"{results.operation}, {results.num_ranks} ranks on {results.place}"
+    memory = ", torch's tensors in huge pages" if results.memory == "huge" else ""
+    yield f"{results.operation}, {results.num_ranks} ranks on {results.place}{memory}"
     yield from machine_words(machine)
     yield from versions_words(results.versions, results.environment)
     yield f"{machine.date}: {machine.command}"
+    how = "each as long as on its slowest rank; mean: a loop's time over its iterations"
+    if results.pause:
+        does = {"sleep": "sleeps", "compute": "computes"}[results.pause.kind]
+        how = (
+            f"each from the last rank's call to the last rank's end, after each rank {does} for "
+            f"{format_duration(results.pause.seconds)}; apart: median time from the first call to the last"
+        )
     yield (
-        "time: median of n iterations, each as long as on its slowest rank; mean: a loop's time over its iterations; "
-        f"{results.rounds} interleaved rounds; algbw and busbw in GB/s, of the median"
+        f"time: median of n iterations, {how}; {results.rounds} interleaved rounds; "
+        "algbw and busbw in GB/s, of the median"
     )
 
 

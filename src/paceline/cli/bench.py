@@ -18,6 +18,7 @@ from paceline.bench.late import SWEEPS, LateQuestion, late_contender, run_late
 from paceline.bench.late_report import draw_late, late_caption, late_table
 from paceline.bench.measure import Effort, Question
 from paceline.bench.plot import draw_results
+from paceline.bench.rank_process.messages import Pause
 from paceline.bench.results import Results
 from paceline.bench.run import run
 from paceline.bench.sizes import ITEM_BYTES, parse_sizes
@@ -59,6 +60,15 @@ def bench(
     iterations: Annotated[int | None, typer.Option(help="Exactly so many, instead of --seconds.")] = None,
     rounds: Annotated[int, typer.Option(help="How often the contenders take turns.")] = 5,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds without an answer after which a rank hangs.")] = 120.0,
+    memory: Annotated[
+        str, typer.Option(help="torch's tensors: as torch allocates them, or in huge pages (torch, huge).")
+    ] = "torch",
+    sleep: Annotated[
+        str | None, typer.Option(help="All ranks sleep so long before each call, like 20ms.", metavar="DURATION")
+    ] = None,
+    compute: Annotated[
+        str | None, typer.Option(help="All ranks compute so long before each call.", metavar="DURATION")
+    ] = None,
     late: Annotated[list[str] | None, typer.Option(help=LATE_HELP, metavar="RANK:DURATION")] = None,
     late_sweep: Annotated[
         str | None, typer.Option(help=f"Vary one of {', '.join(SWEEPS)}; the last rank is late unless --late says.")
@@ -75,6 +85,7 @@ def bench(
     Examples:
       paceline bench allreduce --sizes 4KB:64MB --ranks 4 --peers gloo,openmpi,mpich
       paceline bench allgather --sizes 64MB --lab lan8 --json allgather.json
+      paceline bench allreduce --sizes 4KB --ranks 4 --sleep 20ms
       paceline bench allreduce --sizes 64MB --lab lan8 --late 3:1500ms --peers ring,messages,gloo
       paceline bench allreduce --sizes 64MB --lab lan8 --late-sweep delay --plot delay.png
     """
@@ -91,8 +102,12 @@ def bench(
         dtype=dtype,
         effort=Effort(seconds, iterations, rounds),
         timeout_s=timeout,
+        memory=memory,
+        pause=_pause(sleep, compute),
     )
     if late or late_sweep:
+        if question.pause is not None:
+            raise UsageError("--late and --late-sweep measure ranks that do not pause: leave --sleep and --compute out")
         results = run_late(_late_question(question, late, late_sweep, peers, algorithm), lab, install=not no_install)
         _report(results, late_table(results), late_caption(results), json, plot, draw_late)
     else:
@@ -152,6 +167,13 @@ def _one_late(entry: str, before: Mapping[int, float]) -> dict[int, float]:
     if int(rank) in before:
         raise UsageError(f"--late names rank {rank} twice")
     return {int(rank): parse_duration(duration)}
+
+
+def _pause(sleep: str | None, compute: str | None) -> Pause | None:
+    if sleep and compute:
+        raise UsageError("ranks either --sleep or --compute before a call: give one of the two")
+    duration = sleep or compute
+    return Pause("sleep" if sleep else "compute", parse_duration(duration)) if duration else None
 
 
 def _num_ranks(ranks: int | None, lab: str | None, late_sweep: str | None) -> int:

@@ -18,7 +18,22 @@ from typing import Protocol
 
 import msgspec
 
-from .messages import Answer, Block, Failed, Hello, Order, Ping, Pong, Prepare, Prepared, Ready, Setup, Stop, Timed
+from .messages import (
+    Answer,
+    Block,
+    Failed,
+    Hello,
+    Order,
+    Pause,
+    Ping,
+    Pong,
+    Prepare,
+    Prepared,
+    Ready,
+    Setup,
+    Stop,
+    Timed,
+)
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _RUNS_AHEAD = ("broadcast",)
@@ -115,8 +130,8 @@ class _Server:
             workload.close()
 
     def timed(self, workload: Workload, block: Block) -> Timed:
-        if block.late_ns is not None:
-            return self.timed_late(workload, block, block.late_ns)
+        if block.late_ns is not None or block.pause is not None:
+            return self.timed_from_barriers(workload, block)
         run, barrier, settle, clock = workload.run, workload.barrier, self.settle, time.perf_counter_ns
         durations = self.durations_ns = []
         gc.disable()
@@ -134,9 +149,10 @@ class _Server:
         gc.enable()
         return Timed(durations, loop)
 
-    def timed_late(self, workload: Workload, block: Block, late_ns: dict[int, int]) -> Timed:
+    def timed_from_barriers(self, workload: Workload, block: Block) -> Timed:
         run, barrier, clock = workload.run, workload.barrier, time.monotonic_ns
-        late_s = late_ns.get(workload.ready.rank, 0) * 1e-9
+        late_s = (block.late_ns or {}).get(workload.ready.rank, 0) * 1e-9
+        pause = _pause(block.pause)
         durations = self.durations_ns = []
         begins = []
         gc.disable()
@@ -144,6 +160,7 @@ class _Server:
             if turn == block.warmup:
                 loop_began = clock()
             barrier()
+            pause()
             if late_s > 0:
                 time.sleep(late_s)
             begin = clock()
@@ -154,6 +171,27 @@ class _Server:
         loop = clock() - loop_began
         gc.enable()
         return Timed(durations, loop, begins)
+
+
+def _pause(pause: Pause | None) -> Callable[[], None]:
+    """What all ranks do before each call."""
+    if pause is None:
+        return lambda: None
+    seconds = pause.seconds
+    if pause.kind == "sleep":
+        return lambda: time.sleep(seconds)
+
+    import numpy as np
+
+    matrix = np.full((64, 64), 0.5, dtype=np.float32)
+    product = np.empty_like(matrix)
+
+    def compute() -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            np.matmul(matrix, matrix, out=product)
+
+    return compute
 
 
 def _launched_rank() -> int:

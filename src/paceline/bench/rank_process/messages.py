@@ -19,6 +19,9 @@ from typing import TypeAlias
 
 import msgspec
 
+MEMORIES = ("torch", "huge")
+"""Memory of torch's tensors: as torch allocates it, or in huge pages, which numpy asks for."""
+
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
     """Join the group of ``backend`` with these variables set; ``messages``: run Paceline over its messages."""
@@ -33,7 +36,7 @@ class Prepare(msgspec.Struct, tag=True, frozen=True):
     """Make the buffers of an operation: ``count`` elements where nccl-tests' size is measured.
 
     ``late_s`` tells by rank who will be late, to those who want to know before. ``between_s`` is what a replayed layer
-    lasts less, because that much passes between layers anyway.
+    lasts less, because that much passes between layers anyway. ``memory`` is where torch's tensors lie (``MEMORIES``).
     """
 
     operation: str
@@ -41,17 +44,27 @@ class Prepare(msgspec.Struct, tag=True, frozen=True):
     dtype: str
     late_s: dict[int, float] = {}
     between_s: float = 0.0
+    memory: str = "torch"
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """What all ranks do before each call: ``kind`` is ``sleep`` or ``compute``."""
+
+    kind: str
+    seconds: float
 
 
 class Block(msgspec.Struct, tag=True, frozen=True):
     """Run the operation ``warmup`` times, then ``iterations`` times against the clock.
 
-    With ``late_ns``, by rank, each time all meet at a barrier and a rank comes so much later than it left that.
+    With ``late_ns`` or ``pause``, all ranks meet at a barrier before each call. Then all pause, and each rank sleeps
+    for its nanoseconds of ``late_ns``.
     """
 
     warmup: int
     iterations: int
     late_ns: dict[int, int] | None = None
+    pause: Pause | None = None
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):

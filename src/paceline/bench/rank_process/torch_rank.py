@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import version
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -31,10 +32,11 @@ class TorchRank:
             return 0
         dtype = getattr(torch, order.dtype)
         question = (order.operation, self.rank, self.num_ranks, order.count)
-        given = torch.from_numpy(pattern.given(*question)).to(dtype)
+        values = torch.from_numpy(pattern.given(*question))
+        given = _empty(len(values), dtype, order.memory).copy_(values)
         expected = torch.from_numpy(pattern.expected(*question)).to(dtype)
         in_place = order.operation in ("allreduce", "broadcast")
-        result = given if in_place else torch.full_like(expected, pattern.POISON)
+        result = given if in_place else _empty(len(expected), dtype, order.memory).fill_(pattern.POISON)
         self.run = self._call(order, given, result)
         self.run()
         wrong = int((result != expected).sum())
@@ -73,3 +75,10 @@ class TorchRank:
     def close(self) -> None:
         """Leave the group."""
         dist.destroy_process_group()
+
+
+def _empty(count: int, dtype: torch.dtype, memory: str) -> torch.Tensor:
+    """A tensor as torch allocates it, or in memory of numpy, which asks the kernel for huge pages."""
+    if memory == "torch":
+        return torch.empty(count, dtype=dtype)
+    return torch.from_numpy(np.empty(count * dtype.itemsize, dtype=np.uint8)).view(dtype)
