@@ -171,7 +171,7 @@ Transport* Engine::transport_to(const PeerAddress& peer, std::string* address) c
 bool Engine::worth_lending(const void* memory, uint64_t bytes) {
   if (bytes < kLeastLentBytes) return false;
   if (options_.lend_all || huge_pages_.hold(memory, bytes)) return true;
-  huge_pages_.count_small(memory);
+  attempt([&] { huge_pages_.count_small(memory); });
   return false;
 }
 
@@ -237,7 +237,7 @@ void Engine::abort(const std::shared_ptr<Group>& group, const std::string& reaso
 
 void Engine::post(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation, bool later) {
   std::optional<std::string> choice;
-  improve_memory(operation->places);
+  attempt([&] { improve_memory(operation->places); });  // where it cannot be, nothing is lost
   {
     const Entry entry(*this);
     group->guarded([&] { choice = group->collectives().post(operation); });
@@ -265,7 +265,7 @@ void Engine::prepare(const std::shared_ptr<Group>& group, const std::shared_ptr<
   } catch (const std::exception& thrown) {
     error = thrown.what();
   }
-  if (prepared) improve_memory(prepared->places);
+  if (prepared) attempt([&] { improve_memory(prepared->places); });
   const Entry entry(*this);
   group->guarded([&] {
     if (prepared) return group->collectives().begin(operation, std::move(*prepared));
