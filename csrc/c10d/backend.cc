@@ -137,6 +137,7 @@ PlanRequest Backend::wanted(const Request& request) const {
 
 void Backend::post(const c10::intrusive_ptr<Work>& work, Request request, const Manner& manner) {
   TORCH_CHECK(!left_, "this process group was destroyed");
+  engine_->refuse_in_child();
   const auto operation = std::make_shared<Operation>();
   operation->call = request.call;
   operation->timeout = timeout_or_default(manner.timeout);

@@ -35,17 +35,21 @@ Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool 
     if (const std::shared_ptr<Message> awaited = weak.lock()) engine->hurry(awaited, timeout);
   });
   // The message outlives its own callback, and must not keep itself alive.
-  message->on_done = [work, flat, tensor, receives, message = message.get()](const std::string& error) mutable {
-    std::string failure = error;
-    if (error.empty() && receives) {
-      work->set_source(static_cast<int>(message->peer));
+  message->on_done = [work, flat, tensor, receives, engine = engine_,
+                      message = message.get()](const std::string& error) {
+    if (!error.empty() || !receives) return work->done(error);
+    work->set_source(static_cast<int>(message->peer));
+    if (!flat.copied) return work->done("");
+    run_elsewhere([work, flat, tensor, engine] {  // not under the engine's lock: it may be large
+      std::string failure;
       try {
-        if (flat.copied) copy_back(tensor, flat.tensor);
+        copy_back(tensor, flat.tensor);
       } catch (const std::exception& thrown) {
         failure = std::string("a message cannot be stored: ") + thrown.what();
       }
-    }
-    work->done(failure);
+      work->done(failure);
+      engine->look_again();
+    });
   };
   if (receives) {
     engine_->receive(group_, message);

@@ -55,7 +55,7 @@ class Callbacks {
           return;
         }
       }
-      const std::function<void()> task = std::move(tasks_.front());
+      std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
       try {
@@ -65,6 +65,7 @@ class Callbacks {
       } catch (...) {
         log(LogLevel::kError, "a callback failed");
       }
+      task = nullptr;  // without the lock: what it holds may need Python's
       lock.lock();
     }
   }
@@ -130,7 +131,7 @@ void Work::done(const std::string& error) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     const std::lock_guard lock(future_mutex_);
-    if (error_.empty()) error_ = error;
+    if (error_.empty() && !attempt([&] { error_ = error; })) error_ = "out of memory";
     if (parts_.fetch_sub(1) > 1) return;
     settled_ = true;
     future = future_;

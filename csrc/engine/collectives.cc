@@ -17,10 +17,13 @@ namespace {
 // Of a peer that is at its end the rest is read, to hear why: that is what the kernels hold, and this bounds it where
 // the peer only says so.
 constexpr uint64_t kMostEarlyBytes = 64 << 20;
-constexpr uint64_t kMostLastBytes = 2 * kMostEarlyBytes;
+constexpr uint64_t kMostLastBytes = 64 << 20;
 constexpr uint64_t kMostEarlySharedBytes = 8 << 10;
 
 constexpr size_t kHistory = 256;
+
+// After so many bytes of frames that came before their call, timers and others get a turn.
+constexpr uint64_t kReplayedBytes = 1 << 20;
 
 // A collective that takes longer than this may be waiting for a rank that has called another one.
 constexpr auto kAskAfter = std::chrono::seconds(1);
@@ -174,7 +177,8 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
     const bool dear = header.shared && header.length > kMostEarlySharedBytes;
     const bool keep = connection.hung_up() || (!dear && early_bytes_ < kMostEarlyBytes);
     if (!keep) return FrameHandler::Verdict::kPause;
-    if (early_bytes_ >= kMostLastBytes) {
+    uint64_t& last_bytes = last_bytes_[connection.peer()];
+    if (connection.hung_up() && (last_bytes += header.length + sizeof(Early)) > kMostLastBytes) {
       group_.fail(connection.peer(), group_.who(connection.peer()) +
                                          " closed a connection, and sends on and on what rank " +
                                          std::to_string(group_.rank()) + " has not called");
@@ -237,9 +241,9 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header, co
   advance(operation, receiving.access, header.length);
 }
 
-// Frames that came before the call; where others wait for the lock, some of them. Then those whose streams had stopped
-// go on.
+// A slice of the frames that came before the call. After the last, those whose streams had stopped go on.
 void Collectives::replay(const std::shared_ptr<Operation>& operation) {
+  uint64_t replayed = 0;
   for (auto found = early_.find(operation->seq); found != early_.end(); found = early_.find(operation->seq)) {
     Early frame = std::move(found->second.front());
     found->second.pop_front();
@@ -258,7 +262,9 @@ void Collectives::replay(const std::shared_ptr<Operation>& operation) {
     take(operation, index, frame.header.offset, frame.header.length, std::move(frame.payload));
     if (group_.failure().empty()) group_.flush_marked();  // there may be many, and links must not wait for all of them
     if (!group_.failure().empty()) return;
-    if (early_.count(operation->seq) == 0 || !group_.engine().poller().others_wait()) continue;
+    replayed += frame.header.length;
+    const bool enough = replayed >= kReplayedBytes || group_.engine().poller().others_wait();
+    if (early_.count(operation->seq) == 0 || !enough) continue;
     replays_.push_back(operation);
     return group_.engine().nudge();
   }
@@ -409,6 +415,7 @@ void Collectives::fail() noexcept {
   outgoing_.clear();
   early_.clear();
   early_bytes_ = 0;
+  last_bytes_.clear();
   receiving_.clear();
   pulls_.clear();
   replays_.clear();
@@ -427,17 +434,31 @@ bool Collectives::needs(uint32_t peer) const {
     if (operation->awaits()) return true;
     const Program::Peer* entry = operation->program->find_peer(peer);
     if (entry == nullptr) continue;
-    for (const auto* list : {&entry->sends, &entry->receives}) {
-      for (const uint32_t access : *list) {
-        const uint64_t bytes = operation->places[operation->program->accesses()[access].chunk].bytes;
-        const Operation::Progress& progress = operation->progress[access];
-        const bool write = operation->program->accesses()[access].write;
-        // What has arrived only awaits its turn.
-        if ((write ? progress.moved - progress.lent : progress.done) < bytes) return true;
-      }
+    const auto bytes = [&](uint32_t access) {
+      return operation->places[operation->program->accesses()[access].chunk].bytes;
+    };
+    for (const uint32_t access : entry->sends) {
+      if (operation->progress[access].done < bytes(access)) return true;
+    }
+    for (uint32_t i = 0; i < entry->receives.size(); ++i) {
+      // What has arrived only awaits its turn.
+      const Operation::Progress& progress = operation->progress[entry->receives[i]];
+      if (progress.moved - progress.lent + kept_bytes(seq, peer, i) < bytes(entry->receives[i])) return true;
     }
   }
   return false;
+}
+
+// Bytes of a transfer that came before the call and are not looked at yet.
+uint64_t Collectives::kept_bytes(uint64_t seq, uint32_t peer, uint32_t transfer) const {
+  const auto kept = early_.find(seq);
+  if (kept == early_.end()) return 0;
+  uint64_t bytes = 0;
+  for (const Early& frame : kept->second) {
+    const bool of_it = frame.peer == peer && frame.header.id == transfer && frame.header.type == FrameType::kData;
+    if (of_it) bytes += frame.header.length;
+  }
+  return bytes;
 }
 
 std::shared_ptr<Operation> Collectives::earliest(Clock::time_point Operation::* when) const {

@@ -84,6 +84,7 @@ class Collectives {
   void on_received(const std::shared_ptr<Operation>& operation, uint32_t access);
   void hand_over(Connection& connection, const std::shared_ptr<Operation>& operation, uint32_t access);
   bool expects(uint32_t peer, uint64_t seq) const;
+  uint64_t kept_bytes(uint64_t seq, uint32_t peer, uint32_t transfer) const;
   bool gives_way(const Operation& operation, uint32_t access);
   void let_others_send(const Operation& operation);
   void advance(const std::shared_ptr<Operation>& operation, uint32_t access, uint64_t bytes);
@@ -116,6 +117,7 @@ class Collectives {
   std::map<uint32_t, Outgoing> outgoing_;
   std::map<uint64_t, std::deque<Early>> early_;  // frames of collectives this rank has not called yet, or not read yet
   uint64_t early_bytes_ = 0;
+  std::map<uint32_t, uint64_t> last_bytes_;          // of such frames, by peer, since it hung up
   std::vector<std::weak_ptr<Operation>> replays_;    // with such frames to go on with
   std::vector<std::weak_ptr<Operation>> epilogues_;  // with results to go on making final
   Clock::time_point give_way_until_ = Clock::time_point::max();

@@ -272,11 +272,16 @@ void Connection::drain() {
 
 void Connection::flush() {
   if (broken_) return;
-  socket_full_ = ring_full_ = stream_full_ = false;
-  for (;;) {
+  socket_full_ = ring_full_ = stream_full_ = interrupted_ = false;
+  let_go_of_written();  // where an exception had kept us from doing so
+  for (size_t turn = 0, sent = 1; sent > 0; turn += sent) {
     if (!finishing_ && has_room()) handler_.on_room(*this);
     if (broken_ || (out_.empty() && raw_.empty())) break;
-    if (!write_some()) break;
+    if (turn >= kMostBytesATurn && poller_.others_wait()) {  // goes on in the next turn
+      (writes_stream_ ? interrupted_ : socket_full_) = true;
+      break;
+    }
+    sent = write_some();
   }
   if (broken_) return;
   watch();
@@ -324,8 +329,8 @@ ssize_t Connection::send(std::span<iovec> parts) {
   return static_cast<ssize_t>(sent);
 }
 
-// As many frames as fit. False when no more can go now.
-bool Connection::write_some() {
+// As many frames as fit. Returns how many bytes that were, 0 when no more can go now.
+size_t Connection::write_some() {
   std::array<iovec, 64> parts;  // of which `count` are set
   size_t count = 1;
   parts[0] = {raw_.data(), raw_.size()};
@@ -334,16 +339,16 @@ bool Connection::write_some() {
   if (sent == 0) {
     (count == 0 ? ring_full_ : stream_full_) = true;
     if (rings_->lied_to() || (stream_ && stream_->lied_to())) broken(kLied);
-    return false;
+    return 0;
   }
   if (sent < 0) {
     socket_full_ = errno == EAGAIN || errno == EINTR;
     if (socket_full_) {
       full();
-      return false;
+      return 0;
     }
     hear_out(broke(errno));
-    return false;
+    return 0;
   }
   blocked_since_ = Clock::time_point::max();
   auto left = static_cast<size_t>(sent);
@@ -351,7 +356,14 @@ bool Connection::write_some() {
   raw_.erase(raw_.begin(), raw_.begin() + static_cast<std::ptrdiff_t>(raw));
   left -= raw;
   front_written_ += left;
-  while (!out_.empty() && front_written_ >= out_.front().wire_bytes()) {
+  const size_t queued = out_bytes_;
+  let_go_of_written();
+  const size_t payload = queued > out_bytes_ ? queued - out_bytes_ : 0;  // more than was sent where it is in a ring
+  return broken_ ? 0 : std::max(static_cast<size_t>(sent), payload);
+}
+
+void Connection::let_go_of_written() {
+  while (!broken_ && !out_.empty() && front_written_ >= out_.front().wire_bytes()) {
     const OutFrame frame = std::move(out_.front());
     front_written_ -= frame.wire_bytes();
     out_bytes_ -= frame.queued_bytes();
@@ -359,9 +371,7 @@ bool Connection::write_some() {
     if (frame.header.type == FrameType::kRings) rings_->forget_fd();
     if (frame.header.type == FrameType::kStream) writes_stream_ = true;
     if (!finishing_) handler_.on_sent(*this, frame);
-    if (broken_) return false;
   }
-  return true;
 }
 
 // The kernel takes no more for now.

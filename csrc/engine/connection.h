@@ -145,7 +145,8 @@ class Connection final : public Watcher {
   size_t num_begun() const;
   bool control_rings(const FrameHeader& header);
   void settle();
-  bool write_some();
+  size_t write_some();
+  void let_go_of_written();
   void full();
   size_t collect(std::span<iovec> parts);
   void watch();
@@ -190,6 +191,7 @@ class Connection final : public Watcher {
   Clock::time_point blocked_since_ = Clock::time_point::max();
   bool go_on_ = false;  // the peer has made room, or is to be told something
   bool ring_full_ = false, stream_full_ = false;
+  bool interrupted_ = false;  // there is more to write, and room, but others were let in
   bool finishing_ = false;
   bool finished_ = false;
   bool broken_ = false;

@@ -26,6 +26,9 @@ constexpr auto kLongestSleep = std::chrono::milliseconds(500);
 // After a caller has polled, the progress thread waits this long for the next one before it polls itself.
 constexpr auto kEncore = std::chrono::milliseconds(10);
 
+// Between two turns callers that wait for the lock are let in; after so long the turn goes on all the same.
+constexpr auto kLetIn = std::chrono::milliseconds(1);
+
 // A core that is yielded for longer was taken by somebody who computes, which may go on for a while, and a caller that
 // is asleep gets the core back sooner: nobody polls for so long, and twice as long each time it is found again.
 constexpr auto kLongYield = std::chrono::microseconds(1000);
@@ -93,12 +96,16 @@ void Engine::after_fork(bool in_child) {
   mutex_.unlock();
 }
 
-Engine::Entry::Entry(Engine& engine) : engine_(engine) {
-  if (engine.forked_) {
+void Engine::refuse_in_child() const {
+  if (forked_) {
     throw std::runtime_error(
         "a process group cannot be used by a forked child of the process that made it: in the child, call "
         "destroy_process_group() and init_process_group() again, or start it with the spawn method");
   }
+}
+
+Engine::Entry::Entry(Engine& engine) : engine_(engine) {
+  engine.refuse_in_child();
   engine.callers_.fetch_add(1);
   lock_ = std::unique_lock(engine.mutex_);
   engine.callers_.fetch_sub(1);
@@ -237,6 +244,7 @@ void Engine::abort(const std::shared_ptr<Group>& group, const std::string& reaso
 
 void Engine::post(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation, bool later) {
   std::optional<std::string> choice;
+  refuse_in_child();
   attempt([&] { improve_memory(operation->places); });  // where it cannot be, nothing is lost
   {
     const Entry entry(*this);
@@ -345,6 +353,11 @@ void Engine::due_by(Clock::time_point when) {
   if (when >= due_) return;
   due_ = when;
   wake();
+}
+
+void Engine::look_again() {
+  const Entry entry(*this);
+  nudge();
 }
 
 void Engine::retire(std::shared_ptr<void> ended) noexcept {
@@ -457,14 +470,17 @@ bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::tim
     poller_.prepare_wait();
   }
   lock.unlock();
-  while (callers_.load() > 0) std::this_thread::yield();
+  for (const auto until = now + kLetIn; callers_.load() > 0 && Clock::now() < until;) std::this_thread::yield();
   if (!glances) poller_.wait(timeout_ms);
   lock.lock();
   asleep_ = false;
-  bool worked = glances ? poller_.glance() : poller_.dispatch();
+  bool worked = glances ? poller_.glance() : poller_.dispatch(due_);
   for (size_t i = 0; i < groups_.size(); ++i) {
     Group& group = *groups_[i];
-    group.guarded([&] { worked = group.collectives().work() || worked; });
+    group.guarded([&] {
+      worked = group.collectives().work() || worked;
+      group.flush_marked();
+    });
   }
   changed_.notify_all();
   return worked;

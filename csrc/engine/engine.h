@@ -63,6 +63,9 @@ class Engine {
   // In a forked child an engine must not be destroyed, but left as it is: this is what ends a shared one.
   static void end(const Engine* engine);
 
+  // Throws in a forked child, and tells what to do there.
+  void refuse_in_child() const;
+
   // This process's addresses, to be published.
   PeerAddress address() const;
 
@@ -99,6 +102,8 @@ class Engine {
   // The same, for a caller with something of this title.
   std::string failure_of(const std::shared_ptr<Group>& group, const std::string& title);
   ScratchPool::Buffer take_scratch(size_t bytes);
+  // What a caller waits for has ended elsewhere: whoever sleeps for it looks again.
+  void look_again();
 
   // Under the lock, for the parts of the engine.
   Poller& poller() { return poller_; }
@@ -121,7 +126,6 @@ class Engine {
   // The lock for callers: the progress thread lets them in between two pieces of work.
   class Entry {
    public:
-    // Throws in a forked child.
     explicit Entry(Engine& engine);
     ~Entry();
     std::unique_lock<std::mutex>& lock() { return lock_; }

@@ -364,7 +364,8 @@ Clock::time_point Group::tick(Clock::time_point now) {
   next = judge(now);
   if (!failure_.empty()) return next;
   if (inquiry_ != nullptr) {
-    const bool finished = collectives_.find(inquiry_->seq) == nullptr;
+    const std::shared_ptr<Operation> asked = collectives_.find(inquiry_->seq);
+    const bool finished = asked == nullptr || asked->in_epilogue;
     const bool answered = std::count(inquiry_->answers.begin(), inquiry_->answers.end(), -1) == 0;
     if (finished) {
       inquiry_.reset();  // just in time; but who was lost meanwhile may be needed by others

@@ -78,14 +78,14 @@ void Poller::guarded(Watcher& watcher, const Work& work) noexcept {
   }
 }
 
-bool Poller::dispatch() {
+bool Poller::dispatch(Clock::time_point until) {
   waiting_ = false;
   asked_at_ = Clock::now();
   if (num_events_ > 0) heard_at_ = asked_at_;
   wake_up();
   // Not always from the first on: where others keep waiting for the lock, the last would never have their turn.
   const size_t first = rounds_;
-  for (size_t i = 0; i < num_events_ && (i == 0 || !others_wait()); ++i) {
+  for (size_t i = 0; i < num_events_ && (i == 0 || (!others_wait() && Clock::now() < until)); ++i) {
     const epoll_event& event = events_[(first + i) % num_events_];
     auto* watcher = static_cast<Watcher*>(event.data.ptr);
     if (!watcher->buried_) guarded(*watcher, [&] { watcher->on_event(event.events); });

@@ -67,10 +67,11 @@ class Poller {
   bool has_memory() const { return !memories_.empty(); }
   // One thread at a time: `prepare_wait` with the lock, `wait` without it, which sleeps until something happens or the
   // time is over, and `dispatch` with the lock, which hands the events, and what is in memory, to their watchers, and
-  // returns whether there was anything. Where others wait for the lock, the rest is left for the next turn.
+  // returns whether there was anything. Where others wait for the lock, or it is `until`, the rest is left for the next
+  // turn.
   void prepare_wait() { waiting_ = true; }
   void wait(int timeout_ms);
-  bool dispatch();
+  bool dispatch(Clock::time_point until);
   // Whether a thread is between the first and the last of them.
   bool is_waiting() const { return waiting_; }
   // The same for what is in memory alone, also while another thread waits. Call with the lock.

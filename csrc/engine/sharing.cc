@@ -13,11 +13,11 @@ namespace paceline {
 
 bool Connection::ready() const {
   const bool news = reads_stream_ && (!paused_ || finishing_) && stream_->readable();
-  return news || (ring_full_ && rings_->made_room()) || (stream_full_ && stream_->made_room());
+  return news || interrupted_ || (ring_full_ && rings_->made_room()) || (stream_full_ && stream_->made_room());
 }
 
 void Connection::on_ready() {
-  go_on_ = go_on_ || ring_full_ || stream_full_;
+  go_on_ = go_on_ || ring_full_ || stream_full_ || interrupted_;
   if (reads_stream_) read_on();
   settle();
 }

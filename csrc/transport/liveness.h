@@ -21,6 +21,8 @@ class Liveness {
   // Whether the host has not answered for too long. Call it about every second; with a timeout of 0 it is never true.
   bool lost(const Transport& transport, int fd, std::chrono::seconds timeout, Clock::time_point now) {
     if (timeout.count() <= 0 || now < look_at_) return false;
+    // Where this process itself stood still meanwhile, answers may be waiting to be seen.
+    if (now > look_at_ + kEvery) owes_since_ = Clock::time_point::max();
     look_at_ = now + kEvery;
     const std::chrono::milliseconds silence = transport.owes_answer_for(fd);
     // The last answer may be old because nothing was asked until now.

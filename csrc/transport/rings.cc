@@ -66,7 +66,8 @@ Rings::~Rings() {
 bool Rings::open(const Fd& theirs) {
   struct stat status{};
   if (is_open() || ::fstat(theirs.get(), &status) != 0 || status.st_size != sizeof(Segment)) return false;
-  if ((::fcntl(theirs.get(), F_GET_SEALS) & kSeals) != kSeals) return false;
+  const int seals = ::fcntl(theirs.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) return false;
   const void* memory = ::mmap(nullptr, sizeof(Segment), PROT_READ, MAP_SHARED, theirs.get(), 0);
   if (memory == MAP_FAILED) return false;
   theirs_ = static_cast<const Segment*>(memory);
