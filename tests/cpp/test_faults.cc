@@ -262,5 +262,19 @@ TEST_P(Faults, AResultThatTakesLongKeepsNobodyWaiting) {
   for (const Pending& entry : pending) EXPECT_EQ(entry.wait(10s), "");
 }
 
+// A rank may leave when its part is done: what it sent is there, however late the others call for it.
+TEST_P(Faults, WhatALateRankFindsIsWholeThoughItsSenderHasLeft) {
+  Ranks ranks(2, options());
+  const Job first(swap_all_reduce(), Kind::kAllReduce, 2, 10, 1);
+  const Pending met = ranks.post(0, first.operation(0)), meets = ranks.post(1, first.operation(1));
+  ASSERT_EQ(met.wait() + meets.wait(), "");
+  const uint64_t count = GetParam() ? 2000 : 1'000'000;  // of which memory keeps as much, or the kernel and the engine
+  const Job job(chain_broadcast(2, 4), Kind::kBroadcast, 2, count, 2);
+  EXPECT_EQ(ranks.post(0, job.operation(0)).wait(), "");
+  ranks.leave(0);
+  EXPECT_EQ(ranks.post(1, job.operation(1)).wait(), "");
+  EXPECT_TRUE(job.right());
+}
+
 }  // namespace
 }  // namespace paceline::testing
