@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,22 @@ def register() -> None:
 
     if dist.is_available() and "paceline" not in dist.Backend.backend_list:
         dist.Backend.register_backend("paceline", _create, extended_api=True, devices=["cpu"])
+        dist.Backend._plugins = _Plugins(dist.Backend._plugins)
+        # torch looks a backend's name up here, and with a single device the two names mean the same.
+        setattr(dist.Backend, "CPU:PACELINE", "paceline")
+
+
+class _Plugins(dict[str, Any]):
+    """torch's table of backends that are plugins, where Paceline is found by its name only.
+
+    torch 2.13 asks for the first of ``keys()`` when a name has devices in it ("cpu:gloo"), compares it with the names
+    of the group's backends in another case, and leaves the group without a default backend. So "cpu:gloo" would change
+    as soon as Paceline is installed.
+    """
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        """The other plugins, as torch would see them without Paceline."""
+        return {name: None for name in self if name != "PACELINE"}.keys()
 
 
 def _create(options: Any, told: Any) -> Backend:
@@ -108,6 +124,7 @@ def _backend(group: Any) -> Backend:
     from paceline._c10d import Backend
 
     backend = (group or dist.distributed_c10d._get_default_group())._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
     if not isinstance(backend, Backend):
         raise UsageError(f"this process group runs on {backend.name()}, not on paceline")
     return backend
