@@ -39,7 +39,7 @@ class Transport {
   // what is not. Returns how many bytes that is; called again, since rates change.
   virtual size_t limit_unsent(int fd) const = 0;
 
-  // For the payload of a new stream; nullptr where it goes through the socket.
+  // For the payload of a new stream; nullptr where it goes through the socket. Throws when there are too many files.
   virtual std::unique_ptr<Rings> create_rings() const = 0;
 };
 

@@ -19,10 +19,11 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline._c10d import Backend, Engine
     from paceline.observe.arrivals import Arrival
-    from paceline.observe.links import Exchange
+    from paceline.observe.links import Exchange, KnownLinks
     from paceline.planner import Planner
 
 _engines: dict[tuple[str, bool, int], Engine] = {}
+_known_links: dict[str, KnownLinks] = {}  # by the interface that groups were told to use
 _lock = threading.Lock()
 
 
@@ -52,23 +53,55 @@ class _Plugins(dict[str, Any]):
 
 def _create(options: Any, told: Any) -> Backend:
     """What init_process_group and new_group call for each group."""
-    from paceline._c10d import Backend, set_log_level
+    host = socket.gethostname()
+    try:
+        from paceline._c10d import Backend, set_log_level
 
-    config = Config.from_environment().told(told)
-    set_log_level(LOG_LEVELS.index(config.log_level))
+        config = Config.from_environment().told(told)
+        set_log_level(LOG_LEVELS.index(config.log_level))
+        _import_planner()
+        engine = _engine(config, options.store)
+    except Exception as error:
+        _refuse(options.store, options.group_rank, host, str(error))
+        raise
     timeout = options.timeout if isinstance(options.timeout, timedelta) else timedelta(seconds=options.timeout)
     return Backend(
         store=options.store,
         rank=options.group_rank,
         size=options.group_size,
         timeout=timeout,
-        engine=_engine(config),
-        host=socket.gethostname(),
+        engine=engine,
+        host=host,
+        known_links=lambda: _known(config).encode(),
         make_planner=lambda *group: _planner(config, *group),
     )
 
 
-def _engine(config: Config) -> Engine:
+def _refuse(store: Any, rank: int, host: str, why: str) -> None:
+    """Tell the other ranks that this one cannot join, where they look for its address (csrc/c10d/rendezvous.cc)."""
+    import torch.distributed as dist
+
+    times = store.add(f"paceline/groups/{rank}", 1)
+    part = dist.PrefixStore(f"paceline/{times}", store)
+    if rank == 0:
+        part.set("group", f"!{host}\n{why}")
+    part.set(f"rank/{rank}", f"!{host}\n{why}")
+
+
+def _import_planner() -> None:
+    """Import what makes plans: if that fails, the other ranks must not wait for this one."""
+    import paceline.observe.links
+    import paceline.planner
+    import paceline.policy.select  # noqa: F401
+
+
+def _known(config: Config) -> KnownLinks:
+    from paceline.observe.links import KnownLinks
+
+    return _known_links.setdefault(config.interface, KnownLinks())
+
+
+def _engine(config: Config, store: Any) -> Engine:
     """One engine a process; another only for groups that are told to listen elsewhere.
 
     A forked child makes its own. Its parent's stays in the table: it must not be ended from there.
@@ -78,20 +111,36 @@ def _engine(config: Config) -> Engine:
     key = (config.interface, config.use_shm, os.getpid())
     with _lock:
         if key not in _engines:
-            _engines[key] = Engine(interface=config.interface, use_shm=config.use_shm)
+            _engines[key] = Engine(interface=config.interface, use_shm=config.use_shm, master=_master(store))
         return _engines[key]
 
 
-def _planner(config: Config, rank: int, _size: int, store: Any, hosts: Sequence[str], exchange: Exchange) -> Planner:
-    """Measures the links, if there are any, and makes what turns requests of the backend into programs of this rank."""
-    from paceline.observe.links import measure
+def _master(store: Any) -> str:
+    """The host that the store was reached at, which other hosts reach, too; empty where it is not known."""
+    import torch.distributed as dist
+
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, dist.TCPStore) else ""
+
+
+def _planner(
+    config: Config, rank: int, store: Any, hosts: Sequence[str], links_of_rank_0: str, exchange: Exchange
+) -> Planner:
+    """Makes what turns requests of the backend into programs of this rank.
+
+    Links between hosts are measured, unless rank 0 knows them all from groups before. That is asked of what rank 0 has
+    published, never of what this rank knows itself: all ranks measure, or none.
+    """
+    from paceline.observe.links import KnownLinks, measure
     from paceline.planner import Planner
     from paceline.policy.select import cluster_of
 
     rate_bytes_per_s: float | Sequence[float] | None = config.rate_bytes_per_s
     latency_s = config.latency_s
     if len(set(hosts)) > 1 and (rate_bytes_per_s is None or latency_s is None):
-        links = measure(rank, hosts, exchange, store)
+        links = KnownLinks.decode(links_of_rank_0).of(hosts) or measure(rank, hosts, exchange, store)
+        _known(config).learn(hosts, links)
         rate_bytes_per_s = links.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
         latency_s = links.latency_s if latency_s is None else latency_s
     return Planner(config, rank, cluster_of(hosts, rate_bytes_per_s=rate_bytes_per_s, latency_s=latency_s))
