@@ -39,7 +39,10 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
       engine_(settings_.engine) {
   be_ready_to_run_elsewhere();
   const c10::intrusive_ptr<c10d::Store> part = fresh_part(store, rank);
-  group_ = meet(engine_, *part, static_cast<uint32_t>(rank), static_cast<uint32_t>(size), settings_.host);
+  const std::string known = rank == 0 && size > 1 ? settings_.known_links() : "";
+  const Meeting meeting =
+      meet(engine_, *part, static_cast<uint32_t>(rank), static_cast<uint32_t>(size), {settings_.host, known});
+  group_ = meeting.group;
   std::vector<std::string> hosts;
   for (const PeerAddress& address : group_->membership().addresses) {
     // Ranks that can share memory are on one host, whatever it is called.
@@ -47,7 +50,7 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
   }
   waiting_ = way_to_wait(hosts, static_cast<size_t>(rank));
   try {
-    Plans plans = settings_.make_planner(rank, size, part, hosts, [this](int to, int from, uint64_t bytes) {
+    Plans plans = settings_.make_planner(rank, part, hosts, meeting.links, [this](int to, int from, uint64_t bytes) {
       return exchange_seconds(to, from, bytes);
     });
     programs_ = std::make_shared<Programs>(std::move(plans.planner));
@@ -56,7 +59,8 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
       run_elsewhere([engine, task = std::move(task)] { task(); });
     };
     engine_->decide_by(group_, std::move(plans.rules));
-  } catch (...) {
+  } catch (const std::exception& error) {
+    engine_->abort(group_, "rank " + std::to_string(rank) + " cannot join the group: " + error.what());
     engine_->leave(group_);
     throw;
   }

@@ -34,9 +34,11 @@ class Backend final : public c10d::Backend {
     std::shared_ptr<Engine> engine;
     std::chrono::milliseconds timeout{0};
     std::string host;
-    // Makes the planner of a group when all have met.
-    std::function<Plans(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store,
-                        const std::vector<std::string>& hosts, const Exchange& exchange)>
+    // What this process knows of the links from groups before, to be used if this rank is the group's rank 0.
+    std::function<std::string()> known_links;
+    // Makes the planner of a group when all have met. `links` is what its rank 0 knew of them.
+    std::function<Plans(int rank, const c10::intrusive_ptr<c10d::Store>& store, const std::vector<std::string>& hosts,
+                        const std::string& links, const Exchange& exchange)>
         make_planner;
   };
 

@@ -84,17 +84,22 @@ Plans wrap_planner(const std::shared_ptr<py::object>& planner) {
 
 c10::intrusive_ptr<Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                          std::chrono::milliseconds timeout, const std::shared_ptr<Engine>& engine,
-                                         const std::string& host, py::object make_planner) {
+                                         const std::string& host, py::object known_links, py::object make_planner) {
   Backend::Settings settings;
   settings.engine = engine;
   settings.timeout = timeout;
   settings.host = host;
-  settings.make_planner = [maker = hold(std::move(make_planner))](
-                              int group_rank, int group_size, const c10::intrusive_ptr<c10d::Store>& group_store,
-                              const std::vector<std::string>& hosts, const Exchange& exchange) {
+  settings.known_links = [known = hold(std::move(known_links))] {
+    const py::gil_scoped_acquire lock;
+    return (*known)().cast<std::string>();
+  };
+  settings.make_planner = [maker = hold(std::move(make_planner))](int group_rank,
+                                                                  const c10::intrusive_ptr<c10d::Store>& group_store,
+                                                                  const std::vector<std::string>& hosts,
+                                                                  const std::string& links, const Exchange& exchange) {
     const py::gil_scoped_acquire lock;
     const py::cpp_function unlocked(exchange, py::call_guard<py::gil_scoped_release>());
-    return wrap_planner(hold((*maker)(group_rank, group_size, group_store, hosts, unlocked)));
+    return wrap_planner(hold((*maker)(group_rank, group_store, hosts, links, unlocked)));
   };
   const py::gil_scoped_release unlocked;
   return c10::make_intrusive<Backend>(store, rank, size, std::move(settings));
@@ -112,16 +117,21 @@ PYBIND11_MODULE(_c10d, module) {
       .def_property_readonly("name", &Program::name);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init([](const std::string& interface, bool use_shm, bool huge_pages, int64_t host_timeout_s) {
-             const EngineOptions options{interface, use_shm, false, huge_pages, std::chrono::seconds(host_timeout_s)};
+      .def(py::init([](const std::string& interface, bool use_shm, bool huge_pages, int64_t host_timeout_s,
+                       const std::string& master) {
+             EngineOptions options{interface, use_shm};
+             options.move_to_huge_pages = huge_pages;
+             options.host_timeout = std::chrono::seconds(host_timeout_s);
+             options.master = master;
              return std::shared_ptr<Engine>(new Engine(options), &Engine::end);
            }),
-           py::arg("interface"), py::arg("use_shm"), py::arg("huge_pages"), py::arg("host_timeout_s"))
+           py::arg("interface"), py::arg("use_shm"), py::arg("huge_pages"), py::arg("host_timeout_s"),
+           py::arg("master"))
       .def_property_readonly("tcp_address", [](const Engine& engine) { return engine.address().tcp; });
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")
       .def(py::init(&make_backend), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-           py::arg("engine"), py::arg("host"), py::arg("make_planner"))
+           py::arg("engine"), py::arg("host"), py::arg("known_links"), py::arg("make_planner"))
       .def(
           "arrivals",
           [](Backend& backend) {

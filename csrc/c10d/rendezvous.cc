@@ -20,19 +20,44 @@ std::vector<uint8_t> random_bytes(size_t size) {
   return bytes;
 }
 
-// Three lines: the host's name for people, and the two addresses.
-std::vector<uint8_t> encode(const PeerAddress& address) {
-  const std::string text = address.host + "\n" + address.tcp + "\n" + address.shm;
-  return {text.begin(), text.end()};
+// All at once where the store can: a question and an answer each cost a round trip.
+std::vector<std::vector<uint8_t>> get_all(c10d::Store& store, const std::vector<std::string>& keys) {
+  if (store.hasExtendedApi()) return store.multiGet(keys);
+  std::vector<std::vector<uint8_t>> answers;
+  answers.reserve(keys.size());
+  for (const std::string& key : keys) answers.push_back(store.get(key));
+  return answers;
 }
 
-PeerAddress decode(const std::vector<uint8_t>& bytes) {
+std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+// Four lines: the host's name for people, the two addresses, and what rank 0 knows of the links.
+std::vector<uint8_t> encode(const PeerAddress& address, const std::string& links) {
+  return to_bytes(address.host + "\n" + address.tcp + "\n" + address.shm + "\n" + links);
+}
+
+// Or, of a rank that cannot join: a mark, its host's name, and why. Python writes that (backend.py).
+constexpr char kRefusal = '!';
+
+void check_refusal(uint32_t rank, const std::vector<uint8_t>& bytes) {
+  if (bytes.empty() || bytes[0] != kRefusal) return;
+  const std::string text(bytes.begin() + 1, bytes.end());
+  const size_t end = text.find('\n');
+  TORCH_CHECK_WITH(DistBackendError, false, "rank ", rank, " (", text.substr(0, end),
+                   ") cannot join the group: ", end == std::string::npos ? "" : text.substr(end + 1));
+}
+
+PeerAddress decode(uint32_t rank, const std::vector<uint8_t>& bytes, std::string* links) {
+  check_refusal(rank, bytes);
   const std::string text(bytes.begin(), bytes.end());
   const size_t first = text.find('\n');
   const size_t second = text.find('\n', first + 1);
-  TORCH_CHECK(first != std::string::npos && second != std::string::npos,
+  const size_t third = text.find('\n', second + 1);
+  TORCH_CHECK(first != std::string::npos && second != std::string::npos && third != std::string::npos,
               "the rendezvous store holds an address that is none: do all ranks run the same version of Paceline?");
-  return {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
+  if (rank == 0) *links = text.substr(third + 1);
+  return {text.substr(0, first), text.substr(first + 1, second - first - 1),
+          text.substr(second + 1, third - second - 1)};
 }
 
 }  // namespace
@@ -42,10 +67,18 @@ c10::intrusive_ptr<c10d::Store> fresh_part(const c10::intrusive_ptr<c10d::Store>
   return c10::make_intrusive<c10d::PrefixStore>("paceline/" + std::to_string(times), store);
 }
 
-std::shared_ptr<Group> meet(const std::shared_ptr<Engine>& engine, c10d::Store& store, uint32_t rank, uint32_t size,
-                            const std::string& host) {
-  if (rank == 0) store.set(kGroupKey, random_bytes(kGroupBytes));
-  const std::vector<uint8_t> shared = store.get(kGroupKey);
+Meeting meet(const std::shared_ptr<Engine>& engine, c10d::Store& store, uint32_t rank, uint32_t size,
+             const Introduction& own) {
+  std::vector<uint8_t> shared;
+  if (rank == 0) {
+    shared = random_bytes(kGroupBytes);
+    shared[0] &= 0x7f;  // no refusal starts like that
+    shared[0] |= 0x40;
+    store.set(kGroupKey, shared);
+  } else {
+    shared = store.get(kGroupKey);
+    check_refusal(0, shared);
+  }
   TORCH_CHECK(shared.size() == kGroupBytes, "the rendezvous store holds a group of another version of Paceline");
   Membership membership;
   membership.rank = rank;
@@ -56,20 +89,23 @@ std::shared_ptr<Group> meet(const std::shared_ptr<Engine>& engine, c10d::Store& 
   for (size_t i = kGroupBytes - 8; i < kGroupBytes; ++i) membership.epoch = membership.epoch << 8 | shared[i];
 
   // First a member, then known to others: a peer may connect the moment our address is out.
-  std::shared_ptr<Group> group = engine->join(std::move(membership));
+  Meeting meeting;
+  meeting.group = engine->join(std::move(membership));
   try {
-    PeerAddress own = engine->address();
-    own.host = host;
-    store.set(rank_key(rank), encode(own));
+    PeerAddress address = engine->address();
+    address.host = own.host;
+    store.set(rank_key(rank), encode(address, rank == 0 ? own.links : ""));
+    std::vector<std::string> keys;
+    for (uint32_t peer = 0; peer < size; ++peer) keys.push_back(rank_key(peer));
+    const std::vector<std::vector<uint8_t>> answers = get_all(store, keys);
     std::vector<PeerAddress> addresses;
-    addresses.reserve(size);
-    for (uint32_t peer = 0; peer < size; ++peer) addresses.push_back(decode(store.get(rank_key(peer))));
-    engine->introduce(group, std::move(addresses));
+    for (uint32_t peer = 0; peer < size; ++peer) addresses.push_back(decode(peer, answers[peer], &meeting.links));
+    engine->introduce(meeting.group, std::move(addresses));
   } catch (...) {
-    engine->leave(group);
+    engine->leave(meeting.group);
     throw;
   }
-  return group;
+  return meeting;
 }
 
 }  // namespace paceline

@@ -11,8 +11,19 @@ namespace paceline {
 // A part of the store that no earlier group has written to: each rank counts how often it was there.
 c10::intrusive_ptr<c10d::Store> fresh_part(const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
+// What a rank says of itself, besides its addresses.
+struct Introduction {
+  std::string host;   // its name, for people
+  std::string links;  // what rank 0 knows of the links from groups before; empty: nothing
+};
+
+struct Meeting {
+  std::shared_ptr<Group> group;
+  std::string links;  // as rank 0 said: the same on all ranks
+};
+
 // Blocks until every rank has published its address, at most for the store's timeout.
-std::shared_ptr<Group> meet(const std::shared_ptr<Engine>& engine, c10d::Store& store, uint32_t rank, uint32_t size,
-                            const std::string& host);
+Meeting meet(const std::shared_ptr<Engine>& engine, c10d::Store& store, uint32_t rank, uint32_t size,
+             const Introduction& own);
 
 }  // namespace paceline

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "common/passing.h"
+#include "common/system_error.h"
 
 namespace paceline {
 namespace {
@@ -42,15 +43,15 @@ std::string broke(int error) {
 
 }  // namespace
 
-Connection::Connection(Poller& poller, FrameHandler& handler, const Transport& transport, Fd fd, uint32_t peer,
-                       Lane lane)
+Connection::Connection(Poller& poller, FrameHandler& handler, const Transport& transport, std::unique_ptr<Rings> rings,
+                       Fd fd, uint32_t peer, Lane lane)
     : poller_(poller),
       handler_(handler),
       transport_(transport),
       fd_(std::move(fd)),
       peer_(peer),
       lane_(lane),
-      rings_(transport.create_rings()) {
+      rings_(std::move(rings)) {
   if (rings_ != nullptr) {
     pulls_ = std::make_unique<Pulls>(fd_.get());
     FrameHeader header;
@@ -214,8 +215,9 @@ bool Connection::parse() {
     ahead_begin_ += kFrameHeaderBytes;
     if (about_rings) {
       if (!control_rings(header)) {
-        broken(lost_file_ ? "shares memory that this process cannot open: too many open files (ulimit -n)"
-                          : "shares memory in a way that makes no sense");
+        broken(lost_file_          ? std::string("shares memory that its peer cannot open: ") + kOutOfFiles
+               : rings_ == nullptr ? "shares memory, and its peer has none to share (a warning there says why)"
+                                   : "shares memory in a way that makes no sense");
       }
       continue;
     }

@@ -75,7 +75,9 @@ class FrameHandler {
 
 class Connection final : public Watcher {
  public:
-  Connection(Poller& poller, FrameHandler& handler, const Transport& transport, Fd fd, uint32_t peer, Lane lane);
+  // `rings` is for payload, or nullptr where it goes through the socket.
+  Connection(Poller& poller, FrameHandler& handler, const Transport& transport, std::unique_ptr<Rings> rings, Fd fd,
+             uint32_t peer, Lane lane);
   ~Connection() override;
 
   uint32_t peer() const { return peer_; }

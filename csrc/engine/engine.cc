@@ -14,6 +14,7 @@
 #include "common/attempt.h"
 #include "common/cores.h"
 #include "common/log.h"
+#include "common/system_error.h"
 #include "transport/pulls.h"
 #include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
@@ -118,7 +119,7 @@ Engine::Entry::~Entry() {
 }
 
 Engine::Bell::Bell() : fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (!fd_) throw std::system_error(errno, std::generic_category(), "eventfd");
+  if (!fd_) fail("eventfd");
 }
 
 void Engine::Bell::ring() {
@@ -133,7 +134,7 @@ void Engine::Bell::on_event(uint32_t) {
 
 Engine::Engine(const EngineOptions& options)
     : options_(options), huge_pages_(options.move_to_huge_pages), introductions_(*this) {
-  tcp_ = tcp::create({options.interface, options.host_timeout});
+  tcp_ = tcp::create({options.interface, options.host_timeout, options.master});
   introductions_.listen(*tcp_);
   if (options.use_shm) {
     shm_ = shm::create();

@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "common/attempt.h"
 #include "common/log.h"
+#include "common/system_error.h"
 #include "engine/engine.h"
 #include "engine/group.h"
 #include "transport/liveness.h"
@@ -24,6 +26,24 @@ constexpr size_t kMostStrangers = 4096;
 constexpr auto kFirstDelay = std::chrono::milliseconds(2);
 constexpr auto kLongestDelay = std::chrono::milliseconds(100);
 
+// Out of files: how long a stranger may keep the spare one, and how often we look whether there is one again.
+constexpr auto kLastPatience = std::chrono::seconds(1);
+constexpr auto kRegaining = std::chrono::milliseconds(20);
+
+Fd open_spare() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+std::string out_of_files_here(const Group& group) { return group.who(group.rank()) + " has " + kOutOfFiles; }
+
+// A peer on another host that listens on its loopback interface: what to do about it, or nothing.
+std::string only_there(const Group& group, uint32_t peer) {
+  const std::vector<PeerAddress>& addresses = group.membership().addresses;
+  const std::string& address = addresses[peer].tcp;
+  const bool loopback = address.rfind("127.", 0) == 0 || address.rfind("[::1]", 0) == 0;
+  if (!loopback || addresses[peer].host == addresses[group.rank()].host) return "";
+  return "; it listens at " + address +
+         ", which no other host can reach: set PACELINE_IFNAME there to the interface of its network";
+}
+
 }  // namespace
 
 class Introductions::Door final : public Watcher {
@@ -33,9 +53,11 @@ class Introductions::Door final : public Watcher {
   void on_event(uint32_t) override {
     for (int i = 0; i < 64; ++i) {
       Fd fd = transport_.accept();
-      if (!fd && (errno == EMFILE || errno == ENFILE)) return turn_away();
+      const bool last = !fd && out_of_files(errno);
+      if (last && !introductions_.give_up_spare()) return close();
+      if (last) fd = transport_.accept();
       if (!fd) return;
-      introductions_.admit(transport_, std::move(fd));
+      introductions_.admit(transport_, std::move(fd), last);
     }
   }
 
@@ -43,21 +65,23 @@ class Introductions::Door final : public Watcher {
     attempt([&] { log(LogLevel::kWarning, "dropped a connection at " + transport_.address() + ": " + what); });
   }
 
- private:
-  // No file is left for whoever knocks; one that was kept for this lets us take them in and send them away, so that
-  // they do not knock for ever.
-  void turn_away() {
-    log(LogLevel::kWarning, "dropped a connection at " + transport_.address() + ": too many open files (ulimit -n)");
-    spare_.reset();
-    transport_.accept();
-    spare_ = spare();
+  // There is a file again for whoever has waited.
+  void reopen() {
+    if (std::exchange(closed_, false)) watch(EPOLLIN);
   }
 
-  static Fd spare() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+ private:
+  // Not even the spare file is left. Whoever knocks waits: to look again and again would only cost time.
+  void close() {
+    closed_ = true;
+    watch(0);
+  }
+
+  void watch(uint32_t events) { introductions_.engine_.poller().change(transport_.listening_fd(), events, this); }
 
   Introductions& introductions_;
   Transport& transport_;
-  Fd spare_ = spare();
+  bool closed_ = false;
 };
 
 class Introductions::Stranger final : public Watcher {
@@ -65,21 +89,24 @@ class Introductions::Stranger final : public Watcher {
   enum class State { kConnecting, kHello, kWelcome, kConfirm };
 
   // Accepted.
-  Stranger(Introductions& introductions, Transport& transport, Fd fd)
-      : introductions_(introductions), transport_(transport), fd_(std::move(fd)), state_(State::kHello) {
+  Stranger(Introductions& introductions, Transport& transport, Fd fd, bool last)
+      : introductions_(introductions), transport_(transport), fd_(std::move(fd)), state_(State::kHello), last_(last) {
+    if (last) deadline_ = Clock::now() + kLastPatience;
     watch(EPOLLIN);
   }
 
   // Initiated.
-  Stranger(Introductions& introductions, Transport& transport, Fd fd, Group& group, uint32_t peer, Lane lane)
+  Stranger(Introductions& introductions, Transport& transport, Fd fd, bool last, Group& group, uint32_t peer, Lane lane)
       : introductions_(introductions),
         transport_(transport),
         fd_(std::move(fd)),
         state_(State::kConnecting),
+        last_(last),
         group_(&group),
         peer_(peer),
         lane_(lane) {
-    deadline_ = Clock::time_point::max();  // how long to wait for a member is for the operation to say
+    // How long to wait for a member is for the operation to say; but it may wait for our spare file, as we for its.
+    deadline_ = last ? Clock::now() + kLastPatience : Clock::time_point::max();
     watch(EPOLLOUT);
   }
 
@@ -97,6 +124,9 @@ class Introductions::Stranger final : public Watcher {
     return initiated() && liveness_.lost(transport_, fd_.get(), introductions_.engine_.host_timeout(), now);
   }
 
+  // Its time is over.
+  void expire() { give_up(initiated() ? "cannot be reached: " + out_of_files_here(*group_) : "does not answer"); }
+
   // The other side is gone or not to be trusted.
   void give_up(const std::string& why) {
     Group* group = group_;
@@ -106,7 +136,7 @@ class Introductions::Stranger final : public Watcher {
     if (group == nullptr) log(LogLevel::kInfo, "dropped a connection at " + transport_.address() + ": " + why);
     introductions_.drop(*this);
     if (group != nullptr) {
-      group->suspect(peer, lane, why);
+      group->suspect(peer, lane, why + only_there(*group, peer));
     } else if (claimed != nullptr && claimed->opening(peer, lane) == Group::Opening::kAccepting) {
       claimed->set_opening(peer, lane, Group::Opening::kNone);
       claimed->reopen(peer, lane);
@@ -226,17 +256,30 @@ class Introductions::Stranger final : public Watcher {
 
   void open(Group* group, std::vector<uint8_t> last_words) {
     Engine& engine = introductions_.engine_;
+    bool last = last_;
+    std::unique_ptr<Rings> rings;
+    try {
+      if (!last) rings = transport_.create_rings();
+    } catch (const std::system_error& error) {
+      last = out_of_files(error.code().value());
+      if (!last) throw;
+    }
     engine.poller().remove(fd_.get());
-    auto connection = std::make_unique<Connection>(engine.poller(), *group, transport_, std::move(fd_), peer_, lane_);
+    auto connection = std::make_unique<Connection>(engine.poller(), *group, transport_, std::move(rings),
+                                                   std::move(fd_), peer_, lane_);
     if (!last_words.empty()) connection->enqueue_raw(std::move(last_words));
     introductions_.drop(*this);
-    group->guarded([&] { group->attach(std::move(connection)); });
+    group->guarded([&] {
+      group->attach(std::move(connection));
+      if (last) group->fail(group->rank(), out_of_files_here(*group));
+    });
   }
 
   Introductions& introductions_;
   Transport& transport_;
   Fd fd_;
   State state_;
+  bool last_;  // in the place of the spare file: the peer is told that no more are left, and that is all
   Clock::time_point deadline_ = Clock::now() + kPatience;
   Group* group_ = nullptr;    // of one that we opened
   Group* claimed_ = nullptr;  // what one that we accepted says it is for
@@ -249,7 +292,7 @@ class Introductions::Stranger final : public Watcher {
   Liveness liveness_;
 };
 
-Introductions::Introductions(Engine& engine) : engine_(engine) {}
+Introductions::Introductions(Engine& engine) : engine_(engine), spare_(open_spare()) {}
 
 Introductions::~Introductions() = default;
 
@@ -258,14 +301,41 @@ void Introductions::listen(Transport& transport) {
   engine_.poller().add(transport.listening_fd(), EPOLLIN, doors_.back().get());
 }
 
-void Introductions::admit(Transport& transport, Fd fd) {
+bool Introductions::give_up_spare() {
+  if (!spare_) return false;
+  log(LogLevel::kWarning, std::string("no more connections: ") + kOutOfFiles);
+  spare_.reset();
+  engine_.due_by(Clock::now() + kRegaining);
+  return true;
+}
+
+// Returns when to try again.
+Clock::time_point Introductions::regain_spare(Clock::time_point now) {
+  if (spare_) return Clock::time_point::max();
+  spare_ = open_spare();
+  if (!spare_) return now + kRegaining;
+  for (const auto& door : doors_) door->reopen();
+  return Clock::time_point::max();
+}
+
+Fd Introductions::connect(Transport& transport, const std::string& address, bool* last) {
+  try {
+    return transport.connect(address);
+  } catch (const std::system_error& error) {
+    if (!out_of_files(error.code().value()) || !give_up_spare()) throw;
+  }
+  *last = true;
+  return transport.connect(address);
+}
+
+void Introductions::admit(Transport& transport, Fd fd, bool last) {
   if (strangers_.size() >= kMostStrangers) {  // the oldest one that only listens has had its time
     const auto oldest =
         std::find_if(strangers_.begin(), strangers_.end(), [](const auto& stranger) { return !stranger->initiated(); });
     if (oldest == strangers_.end()) return;
     (*oldest)->give_up("too many were waiting");
   }
-  add(transport, std::move(fd));
+  add(transport, std::move(fd), last);
 }
 
 // A place in the list first: whoever is watched already must not end in another way than by `drop`.
@@ -287,16 +357,20 @@ void Introductions::knock(Group& group, uint32_t peer, Lane lane, std::chrono::m
   Transport* transport = engine_.transport_to(group.membership().addresses[peer], &address);
   group.set_opening(peer, lane, Group::Opening::kInitiated);
   try {
-    add(*transport, transport->connect(address), group, peer, lane);
+    bool last = false;
+    Fd fd = connect(*transport, address, &last);
+    add(*transport, std::move(fd), last, group, peer, lane);
   } catch (const std::system_error& error) {
     if (error.code().value() == EAGAIN) {  // a Unix socket whose backlog is full, and does not say when that is over
       retries_.push_back({&group, peer, lane, delay, Clock::now() + delay});
       engine_.due_by(retries_.back().at);
       return;
     }
+    const int code = error.code().value();
     group.suspect(peer, lane,
-                  error.code().value() == ECONNREFUSED ? "refused the connection: its process died"
-                                                       : std::string("cannot be reached: ") + error.what());
+                  code == ECONNREFUSED ? "refused the connection: its process died" + only_there(group, peer)
+                  : out_of_files(code) ? "cannot be reached: " + out_of_files_here(group)
+                                       : std::string("cannot be reached: ") + error.what() + only_there(group, peer));
   } catch (const std::exception& error) {
     group.suspect(peer, lane, std::string("cannot be reached: ") + error.what());
   }
@@ -333,8 +407,8 @@ Clock::time_point Introductions::tick(Clock::time_point now) {
     Stranger& stranger = *strangers_[i];
     const bool lost = stranger.lost(now);
     if (!lost && stranger.deadline() > now) continue;
-    const auto give_up = [&] { stranger.give_up(lost ? lost_host(engine_.host_timeout()) : "does not answer"); };
-    if (!attempt(give_up)) stranger.on_exception("out of memory");
+    const auto end = [&] { lost ? stranger.give_up(lost_host(engine_.host_timeout())) : stranger.expire(); };
+    if (!attempt(end)) stranger.on_exception("out of memory");
   }
   for (size_t i = retries_.size(); i-- > 0;) {
     if (i >= retries_.size() || retries_[i].at > now) continue;
@@ -343,7 +417,7 @@ Clock::time_point Introductions::tick(Clock::time_point now) {
     retry.group->guarded(
         [&] { knock(*retry.group, retry.peer, retry.lane, std::min(2 * retry.delay, kLongestDelay)); });
   }
-  Clock::time_point next = Clock::time_point::max();
+  Clock::time_point next = regain_spare(now);
   for (const Retry& retry : retries_) next = std::min(next, retry.at);
   for (const auto& stranger : strangers_) next = std::min(next, stranger->deadline());
   return next;

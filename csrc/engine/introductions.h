@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/fd.h"
 #include "engine/operation.h"
 #include "engine/poller.h"
 #include "transport/handshake.h"
@@ -54,13 +55,19 @@ class Introductions {
   };
 
   void knock(Group& group, uint32_t peer, Lane lane, std::chrono::milliseconds delay);
-  void admit(Transport& transport, Fd fd);
+  Fd connect(Transport& transport, const std::string& address, bool* last);
+  void admit(Transport& transport, Fd fd, bool last);
+  // Whether there was one: then a file can be opened in its place. It comes back when there is room again.
+  bool give_up_spare();
+  Clock::time_point regain_spare(Clock::time_point now);
   template <typename... Arguments>
   void add(Transport& transport, Fd fd, Arguments&&... arguments);
   void drop(Stranger& stranger);
   void cancel(const Group& group, uint32_t peer, Lane lane);
 
   Engine& engine_;
+  // When no file is left, one connection can be opened in the place of this one: to tell a peer so.
+  Fd spare_;
   std::vector<std::unique_ptr<Door>> doors_;
   std::vector<std::unique_ptr<Stranger>> strangers_;
   std::vector<Retry> retries_;

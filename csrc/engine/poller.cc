@@ -4,13 +4,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <system_error>
+
+#include "common/system_error.h"
 
 namespace paceline {
 
 Poller::Poller(const std::atomic<int>& callers)
     : callers_(callers), epoll_(::epoll_create1(EPOLL_CLOEXEC)), events_(256) {
-  if (!epoll_) throw std::system_error(errno, std::generic_category(), "epoll_create1");
+  if (!epoll_) fail("epoll_create1");
 }
 
 void Poller::add(int fd, uint32_t events, Watcher* watcher) {
@@ -21,7 +22,7 @@ void Poller::add(int fd, uint32_t events, Watcher* watcher) {
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     const int error = errno;
     fds_.erase(fd);
-    throw std::system_error(error, std::generic_category(), "epoll_ctl");
+    fail("epoll_ctl", error);
   }
 }
 
@@ -29,9 +30,7 @@ void Poller::change(int fd, uint32_t events, Watcher* watcher) {
   epoll_event event{};
   event.events = events;
   event.data.ptr = watcher;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0) {
-    throw std::system_error(errno, std::generic_category(), "epoll_ctl");
-  }
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0) fail("epoll_ctl");
 }
 
 void Poller::remove(int fd) {

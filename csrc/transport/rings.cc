@@ -8,7 +8,8 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
-#include <system_error>
+
+#include "common/system_error.h"
 
 namespace paceline {
 namespace {
@@ -18,8 +19,6 @@ constexpr uint64_t kAlignment = 64;
 // Nobody can take mapped pages away, nor map them for writing any more.
 constexpr int kFutureWrite = 0x10;  // F_SEAL_FUTURE_WRITE, Linux 5.1, which older headers do not have
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | kFutureWrite | F_SEAL_SEAL;
-
-[[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
 // The position of a piece that comes at `position` at the earliest: positions only grow, and a piece never wraps.
 uint64_t place(uint64_t position, size_t length) {
@@ -49,8 +48,7 @@ Rings::Rings() : fd_(::memfd_create("paceline", MFD_CLOEXEC | MFD_ALLOW_SEALING)
   if (::fcntl(fd_.get(), F_ADD_SEALS, kSeals) != 0) {
     const int error = errno;
     ::munmap(memory, sizeof(Segment));
-    errno = error;
-    fail("fcntl");
+    fail("fcntl", error);
   }
   ours_ = new (memory) Segment;
 }

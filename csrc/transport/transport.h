@@ -44,7 +44,7 @@ class Transport {
   // answers, so a process that is late, stopped or swapped out owes nothing.
   virtual std::chrono::milliseconds owes_answer_for(int fd) const = 0;
 
-  // For the payload of a new stream; nullptr where it goes through the socket.
+  // For the payload of a new stream; nullptr where it goes through the socket. Throws when there are too many files.
   virtual std::unique_ptr<Rings> create_rings() const = 0;
 };
 

@@ -11,7 +11,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,11 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline._c10d import Backend, Engine
     from paceline.observe.arrivals import Arrival
-    from paceline.observe.links import Exchange
+    from paceline.observe.links import Exchange, KnownLinks
     from paceline.planner import Planner
 
 _engines: dict[tuple[str, bool, bool, int, int], Engine] = {}
+_known_links: dict[str, KnownLinks] = {}  # by the interface that groups were told to use
 _lock = threading.Lock()
 
 
@@ -34,6 +35,9 @@ def register() -> None:
 
     if dist.is_available() and "paceline" not in dist.Backend.backend_list:
         dist.Backend.register_backend("paceline", _create, extended_api=True, devices=["cpu"])
+        dist.Backend._plugins = _Plugins(dist.Backend._plugins)
+        # torch looks a backend's name up here, and with a single device the two names mean the same.
+        setattr(dist.Backend, "CPU:PACELINE", "paceline")
         _teach_set_pg_timeout()
 
 
@@ -58,25 +62,70 @@ def _teach_set_pg_timeout() -> None:
     distributed_c10d._set_pg_timeout = set_pg_timeout
 
 
+class _Plugins(dict[str, Any]):
+    """torch's table of backends that are plugins, where Paceline is found by its name only.
+
+    torch 2.13 asks for the first of ``keys()`` when a name has devices in it ("cpu:gloo"), compares it with the names
+    of the group's backends in another case, and leaves the group without a default backend. So "cpu:gloo" would change
+    as soon as Paceline is installed.
+    """
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        """The other plugins, as torch would see them without Paceline."""
+        return {name: None for name in self if name != "PACELINE"}.keys()
+
+
 def _create(options: Any, told: Any) -> Backend:
     """What init_process_group and new_group call for each group."""
-    from paceline._c10d import Backend, set_log_level
+    host = socket.gethostname()
+    try:
+        from paceline._c10d import Backend, set_log_level
 
-    config = Config.from_environment().told(told)
-    set_log_level(LOG_LEVELS.index(config.log_level))
+        config = Config.from_environment().told(told)
+        set_log_level(LOG_LEVELS.index(config.log_level))
+        _import_planner()
+        engine = _engine(config, options.store)
+    except Exception as error:
+        _refuse(options.store, options.group_rank, host, str(error))
+        raise
     timeout = options.timeout if isinstance(options.timeout, timedelta) else timedelta(seconds=options.timeout)
     return Backend(
         store=options.store,
         rank=options.group_rank,
         size=options.group_size,
         timeout=timeout,
-        engine=_engine(config),
-        host=socket.gethostname(),
+        engine=engine,
+        host=host,
+        known_links=lambda: _known(config).encode(),
         make_planner=lambda *group: _planner(config, *group),
     )
 
 
-def _engine(config: Config) -> Engine:
+def _refuse(store: Any, rank: int, host: str, why: str) -> None:
+    """Tell the other ranks that this one cannot join, where they look for its address (csrc/c10d/rendezvous.cc)."""
+    from torch._C._distributed_c10d import PrefixStore
+
+    times = store.add(f"paceline/groups/{rank}", 1)
+    part = PrefixStore(f"paceline/{times}", store)
+    if rank == 0:
+        part.set("group", f"!{host}\n{why}")
+    part.set(f"rank/{rank}", f"!{host}\n{why}")
+
+
+def _import_planner() -> None:
+    """Import what makes plans: if that fails, the other ranks must not wait for this one."""
+    import paceline.observe.links
+    import paceline.planner
+    import paceline.policy.select  # noqa: F401
+
+
+def _known(config: Config) -> KnownLinks:
+    from paceline.observe.links import KnownLinks
+
+    return _known_links.setdefault(config.interface, KnownLinks())
+
+
+def _engine(config: Config, store: Any) -> Engine:
     """One engine a process; another only for groups that are told to listen elsewhere.
 
     A forked child makes its own. Its parent's stays in the table: it must not be ended from there.
@@ -87,20 +136,36 @@ def _engine(config: Config) -> Engine:
     key = (config.interface, config.use_shm, config.huge_pages, host_timeout_s, os.getpid())
     with _lock:
         if key not in _engines:
-            _engines[key] = Engine(*key[:-1])
+            _engines[key] = Engine(*key[:-1], master=_master(store))
         return _engines[key]
 
 
-def _planner(config: Config, rank: int, _size: int, store: Any, hosts: Sequence[str], exchange: Exchange) -> Planner:
-    """Measures the links, if there are any, and makes what turns requests of the backend into programs of this rank."""
-    from paceline.observe.links import measure
+def _master(store: Any) -> str:
+    """The host that the store was reached at, which other hosts reach, too; empty where it is not known."""
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else ""
+
+
+def _planner(
+    config: Config, rank: int, store: Any, hosts: Sequence[str], links_of_rank_0: str, exchange: Exchange
+) -> Planner:
+    """Makes what turns requests of the backend into programs of this rank.
+
+    Links between hosts are measured, unless rank 0 knows them all from groups before. That is asked of what rank 0 has
+    published, never of what this rank knows itself: all ranks measure, or none.
+    """
+    from paceline.observe.links import KnownLinks, measure
     from paceline.planner import Planner
     from paceline.policy.select import cluster_of
 
     rate_bytes_per_s: float | Sequence[float] | None = config.rate_bytes_per_s
     latency_s = config.latency_s
     if len(set(hosts)) > 1 and (rate_bytes_per_s is None or latency_s is None):
-        links = measure(rank, hosts, exchange, store)
+        links = KnownLinks.decode(links_of_rank_0).of(hosts) or measure(rank, hosts, exchange, store)
+        _known(config).learn(hosts, links)
         rate_bytes_per_s = links.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
         latency_s = links.latency_s if latency_s is None else latency_s
     return Planner(config, rank, cluster_of(hosts, rate_bytes_per_s=rate_bytes_per_s, latency_s=latency_s))
@@ -133,6 +198,7 @@ def _backend(group: Any) -> Backend:
     from paceline._c10d import Backend
 
     backend = (group or dist.distributed_c10d._get_default_group())._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
     if not isinstance(backend, Backend):
         raise UsageError(f"this process group runs on {backend.name()}, not on paceline")
     return backend

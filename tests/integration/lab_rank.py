@@ -9,8 +9,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from paceline.observe import links
+
 task, timeout_s = sys.argv[1], float(sys.argv[2])
-dist.init_process_group("paceline", timeout=timedelta(seconds=timeout_s))
+backend = "gloo" if task == "groups" else "paceline"  # a group of all hosts would know all links
+dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
 rank, size = dist.get_rank(), dist.get_world_size()
 dist.all_reduce(torch.ones(1000))
 print("working", flush=True)
@@ -29,6 +32,19 @@ if task == "late":  # the last rank is late, while the others send it more than 
     for work in [dist.all_reduce(part, async_op=True) for part in numbers]:
         work.wait()
     assert all(bool((part == size * (size - 1) / 2).all()) for part in numbers)
+if task == "groups":
+    measure, measured = links.measure, []
+    links.measure = lambda *arguments: measured.append(0) or measure(*arguments)
+    for ranks in ([0, 1], [1, 0], [1, 2], [2, 1], [0, 1, 2], [0, 2], [0, 1, 2], [1, 2]):
+        before = len(measured)
+        group = dist.new_group(ranks, backend="paceline")
+        if rank in ranks:
+            dist.barrier(group)
+        counts = torch.tensor([float(len(measured) - before)])
+        dist.all_reduce(counts)
+        assert counts.item() in (0, len(ranks)), (ranks, counts)
+        if counts.item():
+            print("measured", ranks, flush=True)
 for count in (1, 1000, 1_000_003):
     numbers = torch.arange(count, dtype=torch.float64) + rank
     dist.all_reduce(numbers)

@@ -136,6 +136,32 @@ def test_ipv6_where_the_interface_has_nothing_else(lab: Lab) -> None:
     assert said == ["working\nright\n"] * 3
 
 
+@pytest.mark.lab(hosts=3)
+def test_links_are_measured_once_for_a_set_of_hosts(lab: Lab) -> None:
+    said = _output(_start(lab, "groups"))
+    assert said == ["working\nmeasured [0, 1]\nmeasured [1, 2]\nmeasured [0, 1, 2]\nright\n"] * 3
+
+
+@pytest.mark.lab(hosts=3)
+@pytest.mark.parametrize("master", ["", "host0"])
+def test_a_host_name_that_means_loopback(lab: Lab, master: str) -> None:
+    for host in lab.hosts:
+        others = "".join(f"{other.address} {other.name}\n" for other in lab.hosts if other is not host)
+        names = Path(f"/proc/{host.pid}/root/etc/hosts")
+        assert names.stat().st_dev != Path("/etc/hosts").stat().st_dev, "the lab has no file of its own"
+        names.write_text(f"127.0.0.1 localhost\n127.0.1.1 {host.name}\n{others}")
+    store = {"MASTER_ADDR": master} if master else {}
+    for text in _output(_start(lab, "sums", PACELINE_IFNAME="", GLOO_SOCKET_IFNAME="", **store)):
+        assert text.endswith("right\n"), text  # torch's store may warn that it finds no name for an address
+
+
+@pytest.mark.lab(hosts=2)
+def test_a_host_that_listens_on_loopback_is_told_what_to_set(lab: Lab) -> None:
+    processes = _start(lab, "until-failure", PACELINE_IFNAME="lo")
+    for text in _output(processes):
+        assert "which no other host can reach: set PACELINE_IFNAME there" in text, text
+
+
 @pytest.mark.lab(hosts=2)
 def test_an_interface_that_is_not_there_gets_a_sentence(lab: Lab) -> None:
     for text in _output(_start(lab, "sums", PACELINE_IFNAME="eth7")):

@@ -11,12 +11,11 @@
 #include <system_error>
 
 #include "common/log.h"
+#include "common/system_error.h"
 #include "transport/handshake.h"
 
 namespace paceline::shm {
 namespace {
-
-[[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
 std::string namespace_id(const char* path) {
   struct stat status{};
@@ -77,6 +76,7 @@ class Shm final : public Transport {
     try {
       return std::make_unique<Rings>();
     } catch (const std::system_error& error) {
+      if (out_of_files(error.code().value())) throw;
       log(LogLevel::kWarning, std::string("no memory can be shared with ranks of this host (") + error.what() +
                                   "): payload goes through sockets, which is slower");
       return nullptr;
@@ -95,6 +95,7 @@ std::unique_ptr<Transport> create() {
   try {
     return std::make_unique<Shm>();
   } catch (const std::system_error& error) {
+    if (out_of_files(error.code().value())) throw;
     log(LogLevel::kWarning, std::string("ranks of this host talk over TCP: ") + error.what());
     return nullptr;
   }

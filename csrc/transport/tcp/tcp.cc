@@ -13,8 +13,12 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
-#include <system_error>
+#include <vector>
+
+#include "common/log.h"
+#include "common/system_error.h"
 
 namespace paceline::tcp {
 namespace {
@@ -37,8 +41,6 @@ struct Endpoint {
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
-
-[[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
 
 Endpoint copy(const sockaddr* address) {
   Endpoint endpoint;
@@ -69,25 +71,86 @@ bool can_bind(const Endpoint& endpoint) {
   return fd && ::bind(fd.get(), endpoint.get(), endpoint.length) == 0;
 }
 
-// What the host's name resolves to, if it is an address of this host; loopback otherwise, as Gloo does.
-Endpoint of_hostname() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) fail("gethostname");
+bool is_loopback(const Endpoint& endpoint) {
+  if (endpoint.storage.ss_family == AF_INET) {
+    const auto* address = reinterpret_cast<const sockaddr_in*>(endpoint.get());
+    return ntohl(address->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(endpoint.get())->sin6_addr);
+}
+
+std::vector<Endpoint> resolve(const std::string& name, int flags) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
   addrinfo* list = nullptr;
-  if (::getaddrinfo(name.data(), nullptr, &hints, &list) == 0) {
-    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(list, &::freeaddrinfo);
-    for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-      if (entry->ai_family != AF_INET && entry->ai_family != AF_INET6) continue;
-      const Endpoint endpoint = copy(entry->ai_addr);
-      if (can_bind(endpoint)) return endpoint;
+  std::vector<Endpoint> endpoints;
+  if (::getaddrinfo(name.c_str(), nullptr, &hints, &list) != 0) return endpoints;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> guard(list, &::freeaddrinfo);
+  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
+    if (entry->ai_family == AF_INET || entry->ai_family == AF_INET6) endpoints.push_back(copy(entry->ai_addr));
+  }
+  return endpoints;
+}
+
+// This host's address on the way to another one, by the routes alone: nothing is sent.
+std::optional<Endpoint> on_the_way_to(Endpoint there) {
+  const Fd fd(::socket(there.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const in_port_t port = htons(9);  // any: it is not used
+  if (there.storage.ss_family == AF_INET) reinterpret_cast<sockaddr_in*>(there.get())->sin_port = port;
+  if (there.storage.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(there.get())->sin6_port = port;
+  if (!fd || ::connect(fd.get(), there.get(), there.length) != 0) return std::nullopt;
+  Endpoint here;
+  here.length = sizeof(here.storage);
+  if (::getsockname(fd.get(), here.get(), &here.length) != 0) return std::nullopt;
+  here = copy(here.get());
+  if (here.storage.ss_family == AF_INET) reinterpret_cast<sockaddr_in*>(here.get())->sin_port = 0;
+  if (here.storage.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(here.get())->sin6_port = 0;
+  if (is_loopback(here) || !can_bind(here)) return std::nullopt;
+  return here;
+}
+
+// The first interface that is up and has an address of more than its own link.
+std::optional<Endpoint> of_any_interface() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return std::nullopt;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> guard(list, &::freeifaddrs);
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+      if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family) continue;
+      if ((entry->ifa_flags & IFF_UP) == 0 || (entry->ifa_flags & IFF_LOOPBACK) != 0) continue;
+      const Endpoint endpoint = copy(entry->ifa_addr);
+      const bool of_its_link = family == AF_INET6 &&
+                               IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(endpoint.get())->sin6_addr);
+      if (!is_loopback(endpoint) && !of_its_link && can_bind(endpoint)) return endpoint;
     }
   }
-  sockaddr_in loopback{};
-  loopback.sin_family = AF_INET;
-  loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return copy(reinterpret_cast<const sockaddr*>(&loopback));
+  return std::nullopt;
+}
+
+// What the host's name resolves to, if it is an address of this host, as Gloo does. Many systems let the name mean
+// loopback (127.0.1.1), which no other host can reach: then the address on the way to the job's master, that of the
+// default route, or that of any network. A job whose master is on loopback stays there, and so does a host without
+// a network.
+Endpoint of_host(const std::string& master) {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) fail("gethostname");
+  for (const Endpoint& endpoint : resolve(name.data(), 0)) {
+    if (!is_loopback(endpoint) && can_bind(endpoint)) return endpoint;
+  }
+  const std::vector<Endpoint> loopback = resolve("127.0.0.1", AI_NUMERICHOST);
+  if (loopback.empty()) throw std::runtime_error("127.0.0.1 is no address here");
+  const std::vector<Endpoint> literally = resolve(master, AI_NUMERICHOST);
+  const bool stays = master == "localhost" || (!literally.empty() && is_loopback(literally.front()));
+  if (stays) return loopback.front();
+  std::vector<Endpoint> ways = master.empty() ? std::vector<Endpoint>() : resolve(master, 0);
+  for (const char* elsewhere : {"192.0.2.1", "2001:db8::1"}) {  // of nobody, kept for documentation
+    for (const Endpoint& endpoint : resolve(elsewhere, AI_NUMERICHOST)) ways.push_back(endpoint);
+  }
+  for (const Endpoint& there : ways) {
+    if (const std::optional<Endpoint> here = on_the_way_to(there)) return *here;
+  }
+  return of_any_interface().value_or(loopback.front());
 }
 
 // "198.18.0.3:4711", "[fd00::3]:4711", "[fe80::3%eth0]:4711": numeric, so that no resolver is asked.
@@ -135,7 +198,7 @@ void prepare(int fd, std::chrono::seconds host_timeout) {
 class Tcp final : public Transport {
  public:
   explicit Tcp(const Options& options) : host_timeout_(options.host_timeout) {
-    Endpoint endpoint = options.interface.empty() ? of_hostname() : of_interface(options.interface);
+    Endpoint endpoint = options.interface.empty() ? of_host(options.master) : of_interface(options.interface);
     listener_ = Fd(::socket(endpoint.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!listener_) fail("socket");
     if (::bind(listener_.get(), endpoint.get(), endpoint.length) != 0) fail("bind");
@@ -143,6 +206,7 @@ class Tcp final : public Transport {
     endpoint.length = sizeof(endpoint.storage);
     if (::getsockname(listener_.get(), endpoint.get(), &endpoint.length) != 0) fail("getsockname");
     address_ = text(endpoint);
+    log(LogLevel::kInfo, "listens at " + address_);
   }
 
   const std::string& address() const override { return address_; }

@@ -16,6 +16,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
@@ -42,7 +43,7 @@ class Algorithm:
     num_moves: Callable[[Collective, int], int]
     draft: Callable[..., Draft]
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of what can be passed besides the collective."""
         return tuple(inspect.signature(self.draft).parameters)[1:]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from paceline.algorithms import find, serving
 from paceline.errors import UsageError
@@ -57,6 +58,12 @@ def select(
     if name is not None:
         bare, given = named(name)
         return plan(collective, cluster, size_bytes, bare, **given)
+    return _cheapest(collective, cluster, size_bytes, exact)
+
+
+@lru_cache(maxsize=64)  # later groups of the same hosts ask the same
+def _cheapest(collective: Collective, cluster: Cluster, size_bytes: float, exact: bool) -> Plan:
+    """Of all that serve, the one with the lowest price, or a simpler one that costs as much."""
     entries = [entry.name for entry in worth_comparing(collective, cluster)]
     if not exact and collective.num_ranks > 2:
         entries = [entry for entry in entries if entry not in _ORDER_DIFFERS]

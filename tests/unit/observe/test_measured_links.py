@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from paceline.observe.links import Links, measure
+from paceline.observe.links import KnownLinks, Links, measure
 
 
 class _Store:
@@ -43,3 +43,16 @@ def test_all_ranks_agree_on_what_the_leaders_saw() -> None:
     assert links[0].latency_s == 1e-3
     assert [round(rate) for rate in links[0].rate_bytes_per_s] == [1e6, 1e6, 2e6, 4e6, 2e6]
     assert asked == {(0, 2, 3), (2, 3, 0), (3, 0, 2)}
+
+
+def test_known_links_serve_any_part_of_their_hosts() -> None:
+    known = KnownLinks()
+    assert known.encode() == ""
+    assert KnownLinks.decode("").of(["a"]) is None
+    known.learn(["a", "a", "b", "c"], Links(1e-4, (10.0, 10.0, 20.0, 30.0)))
+    other = KnownLinks.decode(known.encode())
+    assert other.of(["a", "a", "b", "c"]) == Links(1e-4, (10.0, 10.0, 20.0, 30.0))
+    assert other.of(["c", "b", "c"]) == Links(1e-4, (30.0, 20.0, 30.0))
+    assert other.of(["a", "d"]) is None
+    other.learn(["d", "a"], Links(3e-4, (40.0, 11.0)))
+    assert other.of(["b", "a", "d"]) == Links(3e-4, (20.0, 11.0, 40.0))
