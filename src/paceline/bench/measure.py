@@ -32,6 +32,8 @@ _FEWEST_ITERATIONS = 5
 _WARM_UP_S = 0.1
 _MOST_WARM_UPS = 20
 _LONGEST_PAUSE_S = 10.0
+_MOVED_BYTES = 1_000_000
+_MOVING_ITERATIONS = 32  # on one host Paceline moves large buffers to huge pages within so many
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ def measure(question: Question, lab: Lab | None, seen: Callable[[str, float], No
             def heard(what: str, share: float, before: int = index) -> None:
                 seen(what, (before + share) / len(sizes))
 
-            found = interleave(started, prepare, question.effort, heard, pause=question.pause)
+            lessons = _MOVING_ITERATIONS if lab is None and size >= _MOVED_BYTES else 0
+            found = interleave(started, prepare, question.effort, heard, lessons=lessons, pause=question.pause)
             rows += point(question, started, count, found, lab)
     return record(question, started, rows, machine, lab.cluster.name if lab else "one host")
 
@@ -185,8 +188,8 @@ def interleave(
 ) -> list[Samples]:
     """Samples of each contender for one prepared operation, taken in turns; with ``late_ns``, of ranks that are late.
 
-    The first contender has ``lessons`` iterations before, to find out who is. With ``pause`` all ranks pause before
-    each call.
+    The first contender has ``lessons`` iterations before, to find out who is, or to move its buffers. With ``pause``
+    all ranks pause before each call.
     """
     doing = f"{prepare.operation} of {prepare.count} {prepare.dtype}" if prepare.count else prepare.operation
     found = [Samples() for _ in started]
