@@ -79,10 +79,10 @@ def _create(options: Any, told: Any) -> Backend:
 
 def _refuse(store: Any, rank: int, host: str, why: str) -> None:
     """Tell the other ranks that this one cannot join, where they look for its address (csrc/c10d/rendezvous.cc)."""
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
 
     times = store.add(f"paceline/groups/{rank}", 1)
-    part = dist.PrefixStore(f"paceline/{times}", store)
+    part = PrefixStore(f"paceline/{times}", store)
     if rank == 0:
         part.set("group", f"!{host}\n{why}")
     part.set(f"rank/{rank}", f"!{host}\n{why}")
@@ -117,11 +117,11 @@ def _engine(config: Config, store: Any) -> Engine:
 
 def _master(store: Any) -> str:
     """The host that the store was reached at, which other hosts reach, too; empty where it is not known."""
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return store.host if isinstance(store, dist.TCPStore) else ""
+    return store.host if isinstance(store, TCPStore) else ""
 
 
 def _planner(
