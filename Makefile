@@ -9,7 +9,7 @@ CPP := $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.inc' 
 TIDIED := $(sort $(filter-out csrc/reduce/reduce_%,$(filter csrc/%.cc,$(CPP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test cpp-test fuzz sanitize thorough conformance faults lint format bench clean
+.PHONY: help install demo test cpp-test fuzz sanitize thorough conformance faults soak lint format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ conformance: install  ## PyTorch's own distributed test-suite on Paceline, whole
 faults: install  ## 200 random faults each on one host and in the lab: killed and stopped ranks, cut links
 	FAULTS=200 $(PYTEST) tests/integration/test_faults.py tests/integration/test_engine_in_lab.py
 
+soak: install  ## mixed collectives on four ranks for SOAK_MINUTES (60), all checked; SOAK_SEED repeats a run
+	$(BIN)/python tests/integration/soak.py
+
 lint: install  ## ruff, mypy --strict, clang-format and clang-tidy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -74,6 +77,7 @@ bench: install  ## time schedules, collectives and DDP beside Gloo and MPI; prin
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/ddp.py
+	$(BIN)/python benchmarks/groups.py
 
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis

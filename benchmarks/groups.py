@@ -74,7 +74,7 @@ def main() -> None:
         rank_process(options.groups)
         return
     took_s = measure(options.scenario, options.groups)
-    print(f"# new_group of all ranks and an all-reduce of 4 KB, {options.scenario}, medians of {options.groups}")
+    print(f"# new_group of all ranks, and an all-reduce of 4 KB in it; {options.scenario}, medians of {options.groups}")
     print(f"{'backend':<10}{'the first':>12}{'a later one':>14}{'least-most':>20}{'against gloo':>14}")
     gloo_s = median(took_s["gloo"][1:])
     for name, times_s in took_s.items():
