@@ -391,6 +391,7 @@ Engine::Helping::~Helping() {
 
 void Engine::help(const std::atomic<bool>& done, Clock::time_point until, const Waiting& waiting) {
   Entry entry(*this);
+  crowded_ = waiting.core >= 0;
   if (helping_ || done || stopping_) return;
   const Helping helping(*this);
   Clock::time_point now = Clock::now();
@@ -470,7 +471,9 @@ bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::tim
     asleep_until_ = now + std::chrono::milliseconds(timeout_ms);
     poller_.prepare_wait();
   }
+  const bool gives_way = crowded_ && has_work();
   lock.unlock();
+  if (gives_way) std::this_thread::yield();  // another rank of this core may have something small to do
   for (const auto until = now + kLetIn; callers_.load() > 0 && Clock::now() < until;) std::this_thread::yield();
   if (!glances) poller_.wait(timeout_ms);
   lock.lock();

@@ -189,6 +189,7 @@ class Engine {
   Bell bell_;
   bool asleep_ = false;  // whoever polls is in epoll, and nobody looks at memory
   Clock::time_point asleep_until_;
+  bool crowded_ = false;  // there are more ranks than cores
   bool parked_ = false;
   bool helping_ = false;
   bool attended_ = false;  // the progress thread is asked to poll at once

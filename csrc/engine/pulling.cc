@@ -14,8 +14,9 @@
 namespace paceline {
 namespace {
 
-// What is pulled at once: worth a call of the kernel, and in cache until it has been added.
-constexpr uint64_t kPulledBytes = 1 << 20;
+// What is pulled at once: worth a call of the kernel, in cache until it has been added, and soon over: others wait for
+// it.
+constexpr uint64_t kPulledBytes = 256 << 10;
 
 // The owner is told after so many bytes that it may overwrite them, and at the end.
 constexpr uint64_t kAcknowledgedBytes = 2 << 20;
