@@ -55,7 +55,7 @@ void Footprint::add(const at::Tensor& tensor, bool written) {
   int64_t last = 0;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += tensor.stride(dim) * (tensor.size(dim) - 1);
   const auto* begin = static_cast<const uint8_t*>(tensor.const_data_ptr());
-  extents_.push_back({begin, begin + (last + 1) * static_cast<int64_t>(tensor.element_size()), written});
+  extents_.push_back({begin, begin + (last + 1) * tensor.element_size(), written});
 }
 
 bool Footprint::overlaps_itself() const {

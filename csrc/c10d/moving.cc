@@ -132,6 +132,7 @@ Backend::WorkPtr Backend::gather_all(c10d::OpType type, TensorLists lists, const
     }
   }
   std::vector<Request> requests;
+  requests.reserve(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) requests.push_back(request_allgather(*work, lists[i], inputs[i]));
   return run(work, std::move(requests), footprint, manner);
 }

@@ -96,9 +96,11 @@ Meeting meet(const std::shared_ptr<Engine>& engine, c10d::Store& store, uint32_t
     address.host = own.host;
     store.set(rank_key(rank), encode(address, rank == 0 ? own.links : ""));
     std::vector<std::string> keys;
+    keys.reserve(size);
     for (uint32_t peer = 0; peer < size; ++peer) keys.push_back(rank_key(peer));
     const std::vector<std::vector<uint8_t>> answers = get_all(store, keys);
     std::vector<PeerAddress> addresses;
+    addresses.reserve(size);
     for (uint32_t peer = 0; peer < size; ++peer) addresses.push_back(decode(peer, answers[peer], &meeting.links));
     engine->introduce(meeting.group, std::move(addresses));
   } catch (...) {

@@ -178,7 +178,8 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
     const bool keep = connection.hung_up() || (!dear && early_bytes_ < kMostEarlyBytes);
     if (!keep) return FrameHandler::Verdict::kPause;
     uint64_t& last_bytes = last_bytes_[connection.peer()];
-    if (connection.hung_up() && (last_bytes += header.length + sizeof(Early)) > kMostLastBytes) {
+    if (connection.hung_up()) last_bytes += header.length + sizeof(Early);
+    if (last_bytes > kMostLastBytes) {
       group_.fail(connection.peer(), group_.who(connection.peer()) +
                                          " closed a connection, and sends on and on what rank " +
                                          std::to_string(group_.rank()) + " has not called");

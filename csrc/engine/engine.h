@@ -46,7 +46,8 @@ struct EngineOptions {
   bool lend_all = false;                  // large payload is pulled by ranks of one host also where that is slower
   bool move_to_huge_pages = true;         // buffers that come back (transport/huge_pages.h)
   std::chrono::seconds host_timeout{10};  // a host that has not answered for so long is lost; 0: never
-  std::string master = {};                // the host of the job's store, which the others reach, too; empty: not known
+  // The host of the job's store, which the others reach, too; empty: not known.
+  std::string master = {};  // NOLINT(readability-redundant-member-init): others need not name it
 };
 
 // How a caller waits: for so long it polls before it sleeps, and lets others have the core between two looks.

@@ -148,8 +148,8 @@ def measure(question: Question, lab: Lab | None, seen: Callable[[str, float], No
             def heard(what: str, share: float, before: int = index) -> None:
                 seen(what, (before + share) / len(sizes))
 
-            lessons = _MOVING_ITERATIONS if lab is None and size >= _MOVED_BYTES else 0
-            found = interleave(started, prepare, question.effort, heard, lessons=lessons, pause=question.pause)
+            warm_ups = _MOVING_ITERATIONS if lab is None and size >= _MOVED_BYTES else 1
+            found = interleave(started, prepare, question.effort, heard, warm_ups=warm_ups, pause=question.pause)
             rows += point(question, started, count, found, lab)
     return record(question, started, rows, machine, lab.cluster.name if lab else "one host")
 
@@ -184,12 +184,13 @@ def interleave(
     *,
     late_ns: dict[int, int] | None = None,
     lessons: int = 0,
+    warm_ups: int = 1,
     pause: Pause | None = None,
 ) -> list[Samples]:
     """Samples of each contender for one prepared operation, taken in turns; with ``late_ns``, of ranks that are late.
 
-    The first contender has ``lessons`` iterations before, to find out who is, or to move its buffers. With ``pause``
-    all ranks pause before each call.
+    Each contender has at least ``warm_ups`` iterations before, and the first one ``lessons``, to find out who is late. With
+    ``pause`` all ranks pause before each call.
     """
     doing = f"{prepare.operation} of {prepare.count} {prepare.dtype}" if prepare.count else prepare.operation
     found = [Samples() for _ in started]
@@ -199,7 +200,8 @@ def interleave(
         samples.wrong = sum(one.wrong for one in crew.ask(prepare, Prepared, doing))
         # Twice, as the first time the speed is unknown.
         once = _loop_s(crew.ask(Block(0, 1, late_ns, pause), Timed, doing))
-        several = min(max(int(_WARM_UP_S / once), 1, 0 if iteration_s else lessons), max(_MOST_WARM_UPS, lessons))
+        least = max(warm_ups, 0 if iteration_s else lessons)
+        several = max(least, min(int(_WARM_UP_S / once), _MOST_WARM_UPS))
         warm = crew.ask(Block(0, several, late_ns, pause), Timed, doing, expected_s=several * once)
         iteration_s.append(_loop_s(warm) / several)
     for turn in range(effort.rounds):
