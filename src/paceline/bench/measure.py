@@ -189,7 +189,7 @@ def interleave(
 ) -> list[Samples]:
     """Samples of each contender for one prepared operation, taken in turns; with ``late_ns``, of ranks that are late.
 
-    Each contender has at least ``warm_ups`` iterations before, and the first one ``lessons``, to find out who is late. With
+    Each contender has at least ``warm_ups`` iterations before; the first has ``lessons``, to find out who is late. With
     ``pause`` all ranks pause before each call.
     """
     doing = f"{prepare.operation} of {prepare.count} {prepare.dtype}" if prepare.count else prepare.operation
