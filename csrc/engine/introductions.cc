@@ -51,6 +51,7 @@ class Introductions::Door final : public Watcher {
   Door(Introductions& introductions, Transport& transport) : introductions_(introductions), transport_(transport) {}
 
   void on_event(uint32_t) override {
+    introductions_.regain_spare(Clock::now());  // before a connection takes its place that is not the last one
     for (int i = 0; i < 64; ++i) {
       Fd fd = transport_.accept();
       const bool last = !fd && out_of_files(errno);
@@ -319,6 +320,7 @@ Clock::time_point Introductions::regain_spare(Clock::time_point now) {
 }
 
 Fd Introductions::connect(Transport& transport, const std::string& address, bool* last) {
+  regain_spare(Clock::now());
   try {
     return transport.connect(address);
   } catch (const std::system_error& error) {

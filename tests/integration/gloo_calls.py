@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 RANK, FILE = int(sys.argv[1]), sys.argv[2]
-NAMES = ("gloo", "GLOO", "cpu:gloo", None, "cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl", "cpu:nothing", "fake")
+NAMES = ("gloo", "GLOO", "cpu:gloo", None, "cpu:gloo,cuda:gloo", "cpu:nothing", "fake")
 
 
 def _group_facts(group: dist.ProcessGroup | None) -> object:

@@ -207,11 +207,25 @@ def _held() -> dict[str, int]:
     }
 
 
+def _open_connections(members: tuple[int, ...], rank: int, group: dist.ProcessGroup) -> None:
+    """Between all members, for collectives and for messages: otherwise they open when they are needed first."""
+    dist.all_to_all_single(torch.zeros(len(members)), torch.zeros(len(members)), group=group)
+    others = [member for member in members if member != rank]
+    works = [dist.irecv(torch.zeros(1), member, group=group) for member in others]
+    works += [dist.isend(torch.zeros(1), member, group=group) for member in others]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
 def turn(me: Member, seed: int, seconds: float) -> tuple[int, int, dict[str, int], dict[str, int]]:
     """One rank: operations and checked results, and what the process held after a third and at the end."""
     faulthandler.dump_traceback_later(seconds + 60)  # of a rank that hangs
     plan, own = random.Random(seed), random.Random(f"{seed} {me.rank}")
     groups = {members: dist.new_group(list(members)) for members in MEMBERS}
+    for members, group in [(MEMBERS[0], dist.group.WORLD), *groups.items()]:
+        if me.rank in members:
+            _open_connections(members, me.rank, group)
     pending: list[tuple[Step, dist.Work, Check]] = []
     begin, number, done, held = time.monotonic(), 0, 0, None
 
