@@ -40,7 +40,8 @@ struct EngineOptions {
   std::string interface;  // to listen on; empty: one that other hosts reach
   bool use_shm = true;    // share memory between ranks of one host
   bool lend_all = false;  // large payload is pulled by ranks of one host also where that is slower
-  std::string master;     // the host of the job's store, which the others reach, too; empty: not known
+  // The host of the job's store, which the others reach, too; empty: not known.
+  std::string master{};  // NOLINT(readability-redundant-member-init): may be left out
 };
 
 // How a caller waits: for so long it polls before it sleeps, and lets others have the core between two looks.

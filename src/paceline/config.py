@@ -7,7 +7,9 @@ PACELINE_ALGORITHM      which algorithm runs a collective: ``ring`` for all that
                         ``allreduce:ring,broadcast:chain``; ``stragglar/4`` is cut in 4 pieces; the same on   cost
                         all ranks
 PACELINE_IFNAME         the network interface to listen on; GLOO_SOCKET_IFNAME is taken where it is not set   by the
-                                                                                                              host name
+                                                                                                              host name, or
+                                                                                                              the route to
+                                                                                                              the master
 PACELINE_TRANSPORT      ``auto``: ranks of one host share memory, others use TCP; ``tcp``: all use TCP        auto
 PACELINE_RATE           what a rank can send and receive, like ``10gbit``: measured where it is not set       measured
 PACELINE_LATENCY        what one message costs besides its bytes, like ``50us``                               measured

@@ -9,7 +9,8 @@ namespace paceline::tcp {
 
 struct Options {
   std::string interface;  // to listen on; empty: what the host's name resolves to, or else what the master can reach
-  std::string master;     // the host of the job's store; empty: not known
+  // The host of the job's store; empty: not known.
+  std::string master{};  // NOLINT(readability-redundant-member-init): may be left out
 };
 
 std::unique_ptr<Transport> create(const Options& options);
