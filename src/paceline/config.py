@@ -6,8 +6,8 @@ variable                meaning                                                 
 PACELINE_ALGORITHM      which algorithm runs a collective: ``ring`` for all that can, or by collective,       chosen by
                         ``allreduce:ring,broadcast:chain``; ``stragglar/4`` is cut in 4 pieces; the same on   cost
                         all ranks
-PACELINE_IFNAME         the network interface to listen on; GLOO_SOCKET_IFNAME is taken where it is not set   by the
-                                                                                                              host name
+PACELINE_IFNAME         the network interface to listen on; GLOO_SOCKET_IFNAME is taken where it is not set   by name
+                                                                                                              or route
 PACELINE_TRANSPORT      ``auto``: ranks of one host share memory, others use TCP; ``tcp``: all use TCP        auto
 PACELINE_HUGE_PAGES     ``auto``: large tensors that ranks of one host exchange again and again are moved     auto
                         to huge pages, at the same addresses, which makes large collectives faster; ``off``:

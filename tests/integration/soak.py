@@ -5,7 +5,9 @@ SOAK_MINUTES (default 60) says for how long, and SOAK_SEED repeats a run.
 Four ranks on one host work through a random plan, by shared memory and by TCP in turn, in new processes each time. All
 ranks make the same plan from the seed, which is printed: a failure can be repeated with SOAK_SEED. The plan mixes
 collectives, groups, sizes, dtypes, synchronous calls and asynchronous ones, messages, and new groups; each rank is late
-now and then. At the end of a turn descriptors, threads and memory must be where they were after its first part.
+now and then. At the end of a turn descriptors and threads must be where they were after its first third, and memory
+close to it: within 64 MB, or 256 MB in a run so short that the engine's scratch is still growing to its limit. So only
+a run of 12 minutes and more finds a small leak.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ NUM_RANKS = 4
 LONGEST_TURN_S = 600.0
 BLOCK = 50  # operations between two looks at the clock, which all ranks take together
 MOST_PENDING = 12
+SETTLED_S = 120.0  # in measured turns memory stayed level from about 100 s on
+MOST_GROWTH_MB = 64
+MOST_GROWTH_UNSETTLED_MB = 256  # what the engine's pool of scratch may keep (csrc/engine/scratch.cc)
 MEMBERS = ((0, 1, 2, 3), (0, 1), (2, 3), (1, 2, 3), (0, 3))
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
 SIZES = (1, 2, 7, 100, 1000, 4096, 30_000, 250_000, 1_000_000, 3_000_000)
@@ -269,6 +274,7 @@ def main() -> int:
     num_turns = max(2, 2 * round(MINUTES * 60 / LONGEST_TURN_S / 2))
     seconds = MINUTES * 60 / num_turns
     print(f"soak: SOAK_MINUTES={MINUTES:g} SOAK_SEED={SEED}: {num_turns} turns of {seconds:.0f} s", flush=True)
+    most_mb = MOST_GROWTH_MB if seconds / 3 >= SETTLED_S else MOST_GROWTH_UNSETTLED_MB
     total, failed = 0, False
     for number in range(num_turns):
         transport = ("auto", "tcp")[number % 2]
@@ -287,11 +293,12 @@ def main() -> int:
         for rank, (_, _, before, after) in enumerate(ended):
             said.append(", ".join(f"{before[what]} to {after[what]} {what}" for what in before))
             grown = {what: after[what] - before[what] for what in before}
-            if grown["descriptors"] > 0 or grown["threads"] > 0 or grown["MB"] > 64:
+            if grown["descriptors"] > 0 or grown["threads"] > 0 or grown["MB"] > most_mb:
                 failed = True
                 print(f"soak: rank {rank} has grown in turn {number} (PACELINE_TRANSPORT={transport}): {said[-1]}")
         print(f"soak: turn {number}, {transport}: {ended[0][0]} operations; rank 0: {said[0]}", flush=True)
-    verdict = "something was left behind" if failed else "all results right, nothing left behind"
+    level = f"descriptors and threads level, memory within {most_mb} MB of a third of each turn"
+    verdict = "all results right, but something was left behind" if failed else f"all results right, {level}"
     print(f"soak: {total} operations of {NUM_RANKS} ranks in {MINUTES:g} minutes, seed {SEED}: {verdict}")
     return int(failed)
 
