@@ -279,8 +279,9 @@ void Connection::flush() {
   for (size_t turn = 0, sent = 1; sent > 0; turn += sent) {
     if (!finishing_ && has_room()) handler_.on_room(*this);
     if (broken_ || (out_.empty() && raw_.empty())) break;
-    if (turn >= kMostBytesATurn && poller_.others_wait()) {  // goes on in the next turn
-      (writes_stream_ ? interrupted_ : socket_full_) = true;
+    if (turn >= kMostBytesATurn) {  // goes on in the next turn: a reader that keeps up would keep us here till the end
+      socket_full_ = true;          // so that whoever sleeps is told that there is room
+      interrupted_ = writes_stream_;
       break;
     }
     sent = write_some();
