@@ -111,6 +111,8 @@ class Engine {
   Poller& poller() { return poller_; }
   ScratchPool& scratch() { return scratch_; }
   std::chrono::seconds host_timeout() const { return options_.host_timeout; }
+  // Whether there are more ranks than cores.
+  bool crowded() const { return crowded_; }
   // Whether a peer that can read this memory had better do so.
   bool worth_lending(const void* memory, uint64_t bytes);
   Introductions& introductions() { return introductions_; }
@@ -190,7 +192,7 @@ class Engine {
   Bell bell_;
   bool asleep_ = false;  // whoever polls is in epoll, and nobody looks at memory
   Clock::time_point asleep_until_;
-  bool crowded_ = false;  // there are more ranks than cores
+  bool crowded_ = false;
   bool parked_ = false;
   bool helping_ = false;
   bool attended_ = false;  // the progress thread is asked to poll at once

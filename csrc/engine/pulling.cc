@@ -14,9 +14,9 @@
 namespace paceline {
 namespace {
 
-// What is pulled at once: worth a call of the kernel, in cache until it has been added, and soon over: others wait for
-// it.
-constexpr uint64_t kPulledBytes = 256 << 10;
+// What is pulled at once: worth a call of the kernel, and in cache until it has been added. Less where ranks share
+// cores: others wait for its end.
+constexpr uint64_t kPulledBytes = 1 << 20, kPulledInACrowd = 256 << 10;
 
 // The owner is told after so many bytes that it may overwrite them, and at the end.
 constexpr uint64_t kAcknowledgedBytes = 2 << 20;
@@ -85,7 +85,8 @@ bool Collectives::pull() {
   const uint64_t allowed = limit(*operation, index);
   const uint64_t offset = block->offset;
   const bool now = which == 0 && allowed > offset;
-  const uint64_t length = std::min({kPulledBytes, block->length, now ? allowed - offset : block->length});
+  const uint64_t most = group_.engine().crowded() ? kPulledInACrowd : kPulledBytes;
+  const uint64_t length = std::min({most, block->length, now ? allowed - offset : block->length});
   const bool direct = now && !access.reduce;
   ScratchPool::Buffer buffer;
   if (!direct) buffer = group_.engine().scratch().take(length);
