@@ -8,6 +8,7 @@ row      what is timed                                                          
 host     4 KB all-reduce of one group, while another group of the same 4 ranks averages 64 MB again     3 times alone
          and again; one host
 lan4     the same between four hosts of the lab with 1 Gbit/s                                           3 times alone
+queues   the same with PACELINE_CONGESTION=bbr, which keeps the queues at the ports short               3 times alone
 decision 4 bytes from all ranks to rank 0 and back, as a decision on late ranks travels, while rank 0   20 ms later
          sends 1 GB to rank 1 (isend); eight hosts of the lab with 500 Mbit/s
 ======== ============================================================================================== ==============
@@ -55,6 +56,7 @@ class Row:
     lab: str | None
     run: Callable[[int], dict[str, list[float]]]
     backends: tuple[str, ...] = ("paceline", "gloo")
+    variables: tuple[str, ...] = ()
 
 
 def beside_all_reduces(reps: int) -> dict[str, list[float]]:
@@ -147,6 +149,14 @@ def timed(run: Callable[[], object], meet: Callable[[], object], reps: int) -> l
 ROWS = {
     "host": Row("4 KB all-reduce beside 64 MB, 4 ranks on one host", 4, None, beside_all_reduces),
     "lan4": Row("4 KB all-reduce beside 64 MB, lan4", 4, "lan4", beside_all_reduces),
+    "queues": Row(
+        "4 KB all-reduce beside 64 MB, lan4, bbr",
+        4,
+        "lan4",
+        beside_all_reduces,
+        ("paceline",),
+        ("PACELINE_CONGESTION=bbr",),
+    ),
     "decision": Row("round trip by rank 0 beside a 1 GB isend, lan8", 8, "lan8", beside_a_message, ("paceline",)),
 }
 
@@ -173,7 +183,7 @@ def measure(name: str, backend: str, reps: int) -> dict[str, list[float]]:
     row = ROWS[name]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        command = [sys.executable, __file__, "--rank", name, backend, str(reps), str(report)]
+        command = ["env", *row.variables, sys.executable, __file__, "--rank", name, backend, str(reps), str(report)]
         if row.lab:
             with Lab.preset(row.lab) as lab:
                 code = lab.run(command, timeout_s=LONGEST_S)

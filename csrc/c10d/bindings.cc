@@ -118,15 +118,16 @@ PYBIND11_MODULE(_c10d, module) {
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init([](const std::string& interface, bool use_shm, bool huge_pages, int64_t host_timeout_s,
-                       const std::string& master) {
+                       const std::string& congestion, const std::string& master) {
              EngineOptions options{interface, use_shm};
              options.move_to_huge_pages = huge_pages;
              options.host_timeout = std::chrono::seconds(host_timeout_s);
+             options.congestion = congestion;
              options.master = master;
              return std::shared_ptr<Engine>(new Engine(options), &Engine::end);
            }),
            py::arg("interface"), py::arg("use_shm"), py::arg("huge_pages"), py::arg("host_timeout_s"),
-           py::arg("master"))
+           py::arg("congestion"), py::arg("master"))
       .def_property_readonly("tcp_address", [](const Engine& engine) { return engine.address().tcp; });
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")

@@ -134,7 +134,7 @@ void Engine::Bell::on_event(uint32_t) {
 
 Engine::Engine(const EngineOptions& options)
     : options_(options), huge_pages_(options.move_to_huge_pages), introductions_(*this) {
-  tcp_ = tcp::create({options.interface, options.host_timeout, options.master});
+  tcp_ = tcp::create({options.interface, options.host_timeout, options.congestion, options.master});
   introductions_.listen(*tcp_);
   if (options.use_shm) {
     shm_ = shm::create();

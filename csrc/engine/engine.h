@@ -46,6 +46,8 @@ struct EngineOptions {
   bool lend_all = false;                  // large payload is pulled by ranks of one host also where that is slower
   bool move_to_huge_pages = true;         // buffers that come back (transport/huge_pages.h)
   std::chrono::seconds host_timeout{10};  // a host that has not answered for so long is lost; 0: never
+  // TCP's congestion control, as the kernel names it; empty: the system's own.
+  std::string congestion = {};  // NOLINT(readability-redundant-member-init): others need not name it
   // The host of the job's store, which the others reach, too; empty: not known.
   std::string master = {};  // NOLINT(readability-redundant-member-init): others need not name it
 };

@@ -31,7 +31,9 @@ class Program:
 class Engine:
     """The progress thread and the listening sockets of a process."""
 
-    def __init__(self, interface: str, use_shm: bool, huge_pages: bool, host_timeout_s: int, master: str) -> None: ...
+    def __init__(
+        self, interface: str, use_shm: bool, huge_pages: bool, host_timeout_s: int, congestion: str, master: str
+    ) -> None: ...
     @property
     def tcp_address(self) -> str: ...
 

@@ -133,7 +133,7 @@ def _engine(config: Config, store: Any) -> Engine:
     from paceline._c10d import Engine
 
     host_timeout_s = math.ceil(config.host_timeout_s)
-    key = (config.interface, config.use_shm, config.huge_pages, host_timeout_s, os.getpid())
+    key = (config.interface, config.use_shm, config.huge_pages, host_timeout_s, config.congestion, os.getpid())
     with _lock:
         if key not in _engines:
             _engines[key] = Engine(*key[:-1], master=_master(store))

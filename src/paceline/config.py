@@ -21,6 +21,8 @@ PACELINE_DETERMINISTIC  ``1``: no decision depends on timing, so runs have the s
 PACELINE_HOST_TIMEOUT   how long another host may leave packets unanswered before its ranks count as dead,    10s
                         like ``30s``; ``0s``: until the group's own timeout. A rank that is late, stopped
                         or swapped out is not affected: its kernel still answers
+PACELINE_CONGESTION     TCP's congestion control between hosts, like ``bbr``, which keeps queues in switches  the
+                        short, so that small collectives need not wait behind large ones                      system's
 PACELINE_LOG            what the core says on standard error: debug, info, warning, error or off              warning
 ======================  ====================================================================================  =======
 """
@@ -64,6 +66,7 @@ class Config:
     interface: str = ""
     use_shm: bool = True
     host_timeout_s: float = 10.0
+    congestion: str = ""
     huge_pages: bool = True
     rate_bytes_per_s: float | None = None
     latency_s: float | None = None
@@ -104,6 +107,7 @@ class Config:
             interface=env.get("PACELINE_IFNAME") or env.get("GLOO_SOCKET_IFNAME", ""),
             use_shm=transport == "auto",
             host_timeout_s=cls.host_timeout_s if host_timeout_s is None else host_timeout_s,
+            congestion=env.get("PACELINE_CONGESTION", ""),
             huge_pages=huge_pages == "auto",
             rate_bytes_per_s=_read(env, "PACELINE_RATE", parse_rate),
             latency_s=_read(env, "PACELINE_LATENCY", parse_duration),

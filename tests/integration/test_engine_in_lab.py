@@ -167,3 +167,21 @@ def test_an_interface_that_is_not_there_gets_a_sentence(lab: Lab) -> None:
     for text in _output(_start(lab, "sums", PACELINE_IFNAME="eth7")):
         assert "no interface eth7" in text
         assert "there are: lo, eth0" in text
+
+
+@pytest.mark.lab(hosts=2)
+def test_streams_use_the_congestion_control_that_was_asked_for(lab: Lab) -> None:
+    processes = _start(lab, "until-failure", PACELINE_CONGESTION="reno")
+    _await_working(processes)
+    inside = ["nsenter", "--net", "--target", str(lab.hosts[0].pid)]
+    said = subprocess.run([*inside, "ss", "--tcp", "--info", "--no-header"], check=True, capture_output=True, text=True)
+    processes[1].kill()
+    _output(processes)
+    assert " reno " in said.stdout, said.stdout
+
+
+@pytest.mark.lab(hosts=2)
+def test_a_congestion_control_that_is_not_there_gets_a_sentence(lab: Lab) -> None:
+    for text in _output(_start(lab, "sums", PACELINE_CONGESTION="pigeon")):
+        assert 'may not use the congestion control "pigeon" (PACELINE_CONGESTION)' in text, text
+        assert "reno" in text, text

@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <optional>
 #include <stdexcept>
 #include <vector>
@@ -195,12 +196,24 @@ void prepare(int fd, std::chrono::seconds host_timeout) {
   set(fd, IPPROTO_TCP, TCP_KEEPCNT, kQuestions);
 }
 
+void set_congestion(int fd, const std::string& name) {
+  if (name.empty()) return;
+  const auto length = static_cast<socklen_t>(name.size());
+  if (::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), length) == 0) return;
+  if (errno != ENOENT && errno != EPERM) fail("setsockopt");
+  std::string allowed;
+  std::getline(std::ifstream("/proc/sys/net/ipv4/tcp_allowed_congestion_control"), allowed);
+  throw std::runtime_error("this process may not use the congestion control \"" + name +
+                           "\" (PACELINE_CONGESTION); the kernel allows everybody: " + allowed);
+}
+
 class Tcp final : public Transport {
  public:
-  explicit Tcp(const Options& options) : host_timeout_(options.host_timeout) {
+  explicit Tcp(const Options& options) : host_timeout_(options.host_timeout), congestion_(options.congestion) {
     Endpoint endpoint = options.interface.empty() ? of_host(options.master) : of_interface(options.interface);
     listener_ = Fd(::socket(endpoint.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!listener_) fail("socket");
+    set_congestion(listener_.get(), congestion_);  // what it accepts has the same
     if (::bind(listener_.get(), endpoint.get(), endpoint.length) != 0) fail("bind");
     if (::listen(listener_.get(), SOMAXCONN) != 0) fail("listen");
     endpoint.length = sizeof(endpoint.storage);
@@ -224,6 +237,7 @@ class Tcp final : public Transport {
     Fd fd(::socket(endpoint.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd) fail("socket");
     prepare(fd.get(), host_timeout_);
+    set_congestion(fd.get(), congestion_);
     if (::connect(fd.get(), endpoint.get(), endpoint.length) != 0 && errno != EINPROGRESS) fail("connect");
     return fd;
   }
@@ -250,6 +264,7 @@ class Tcp final : public Transport {
 
  private:
   std::chrono::seconds host_timeout_;
+  std::string congestion_;
   Fd listener_;
   std::string address_;
 };
