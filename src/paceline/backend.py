@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.observe.links import Exchange, KnownLinks
     from paceline.planner import Planner
 
-_engines: dict[tuple[str, bool, bool, int, int], Engine] = {}
+_engines: dict[tuple[str, bool, bool, int, str, int], Engine] = {}
 _known_links: dict[str, KnownLinks] = {}  # by the interface that groups were told to use
 _lock = threading.Lock()
 

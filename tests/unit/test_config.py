@@ -27,6 +27,11 @@ def test_host_timeout() -> None:
     assert Config.from_environment({"PACELINE_HOST_TIMEOUT": "0s"}).host_timeout_s == 0
 
 
+def test_congestion_control_is_the_systems_unless_given() -> None:
+    assert Config.from_environment({}).congestion == ""
+    assert Config.from_environment({"PACELINE_CONGESTION": "bbr"}).congestion == "bbr"
+
+
 def test_links_given() -> None:
     config = Config.from_environment({"PACELINE_RATE": "8gbit", "PACELINE_LATENCY": "50us"})
     assert config.rate_bytes_per_s == 1e9
