@@ -1,21 +1,23 @@
 """Collectives against Gloo, Open MPI, MPICH and the links' limit: the matrix that docs/performance.md reports.
 
     python benchmarks/collectives.py [--only TEXT] [--seconds 2] [--launches 1] [--json FILE]
+    python benchmarks/collectives.py [--only TEXT] --read FILE
 
 Each case is one interleaved run of ``paceline.bench``. The cases of the lab need root, those against MPI an MPI that
 is installed or can be: what cannot be measured is said and left out. A ratio is the other's median time over ours,
 with the least and the most of the rounds; the share of the limit is the limit over our median, with the quartiles.
 With several launches a case is run as often with new processes, since launches differ: the row is then that of the run
 whose ratio is the median, with the least and the most of the runs.
-*of means* is the same of the loops' means, which is what nccl-tests would show. Goals are for medians.
-Exits with 1 if a goal is missed.
+*of means* is the same of the loops' means, which is what nccl-tests would show. Goals are for medians; rows without one
+are there because that rival is the fastest.
+Exits with 1 if a goal is missed, or could not be measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from paceline.bench.figures import Operation
 from paceline.bench.measure import Effort, Question
 from paceline.bench.peers import MPI_PEERS, ensure
 from paceline.bench.rank_process.messages import Pause
-from paceline.bench.results import Machine, Results, Row
+from paceline.bench.results import ONE_HOST, Results, Row
 from paceline.bench.run import run
 from paceline.bench.sizes import ITEM_BYTES, elements
 from paceline.errors import PacelineError
@@ -40,11 +42,11 @@ LIMIT, GLOO, MPI = "limit", "gloo", "best MPI"
 
 @dataclass(frozen=True)
 class Case:
-    """One run, and its goals: at a size, against whom, at least this ratio."""
+    """One run, and its goals: at a size, against whom, at least this ratio (or just to show it)."""
 
     operation: Operation
     num_ranks: int
-    goals: tuple[tuple[str, str, float], ...]
+    goals: tuple[tuple[str, str, float | None], ...]
     lab: str | None = None
     memory: str = "torch"
     pause: Pause | None = None
@@ -55,7 +57,12 @@ class Case:
         special = ", huge pages" if self.memory == "huge" else ""
         if self.pause:
             special += f", after {format_duration(self.pause.seconds)} of {self.pause.kind}"
-        return f"{self.operation}, {self.num_ranks} ranks on {self.lab or 'one host'}{special}"
+        return f"{self.operation}, {self.num_ranks} ranks on {self.lab or ONE_HOST}{special}"
+
+    def made(self, results: Results) -> bool:
+        """Whether these results are of this case."""
+        here = (self.operation, self.num_ranks, self.lab or ONE_HOST, self.memory, self.pause)
+        return here == (results.operation, results.num_ranks, results.place, results.memory, results.pause)
 
     def question(self, backend: str, effort: Effort, mpis: list[str]) -> Question:
         """What to ask of the bench."""
@@ -80,16 +87,20 @@ CASES = [
     Case(Operation.ALL_GATHER, 8, (("64MB", LIMIT, 0.96),), "lan8"),
     Case(Operation.REDUCE_SCATTER, 8, (("64MB", LIMIT, 0.96), ("64MB", GLOO, 2.0)), "lan8"),
     Case(Operation.BROADCAST, 8, (("64MB", GLOO, 5.0),), "lan8"),
-    Case(Operation.ALL_REDUCE, 2, (("4KB", GLOO, 8.0), ("1MB", MPI, 1.2), ("64MB", MPI, 2.0))),
-    Case(Operation.ALL_REDUCE, 4, (("4KB", GLOO, 20.0), ("1MB", MPI, 1.2), ("64MB", MPI, 2.0), ("64MB", GLOO, 3.3))),
+    Case(Operation.ALL_REDUCE, 2, (("4KB", GLOO, 8.0), ("4KB", MPI, None), ("1MB", MPI, 1.2), ("64MB", MPI, 2.0))),
+    Case(
+        Operation.ALL_REDUCE,
+        4,
+        (("4KB", GLOO, 20.0), ("4KB", MPI, None), ("1MB", MPI, 1.2), ("64MB", MPI, 2.0), ("64MB", GLOO, 3.3)),
+    ),
     Case(Operation.ALL_REDUCE, 2, (("64MB", MPI, 2.0),), memory="huge"),
     Case(Operation.ALL_REDUCE, 4, (("64MB", MPI, 2.0), ("64MB", GLOO, 3.3)), memory="huge"),
-    Case(Operation.ALL_REDUCE, 2, (("4KB", GLOO, 8.0),), pause=SLEEP),
-    Case(Operation.ALL_REDUCE, 2, (("4KB", GLOO, 8.0),), pause=COMPUTE),
-    Case(Operation.ALL_REDUCE, 4, (("4KB", GLOO, 10.0),), pause=SLEEP),
-    Case(Operation.ALL_REDUCE, 4, (("4KB", GLOO, 10.0),), pause=COMPUTE),
-    Case(Operation.BARRIER, 2, (("0", GLOO, 8.0),)),
-    Case(Operation.BARRIER, 4, (("0", GLOO, 20.0),)),
+    Case(Operation.ALL_REDUCE, 2, (("4KB", GLOO, 8.0), ("4KB", MPI, None)), pause=SLEEP),
+    Case(Operation.ALL_REDUCE, 2, (("4KB", GLOO, 8.0), ("4KB", MPI, None)), pause=COMPUTE),
+    Case(Operation.ALL_REDUCE, 4, (("4KB", GLOO, 10.0), ("4KB", MPI, None)), pause=SLEEP),
+    Case(Operation.ALL_REDUCE, 4, (("4KB", GLOO, 10.0), ("4KB", MPI, None)), pause=COMPUTE),
+    Case(Operation.BARRIER, 2, (("0", GLOO, 8.0), ("0", MPI, None))),
+    Case(Operation.BARRIER, 4, (("0", GLOO, 20.0), ("0", MPI, None))),
 ]
 
 
@@ -106,7 +117,12 @@ class Verdict:
     of_means: float
     least: float
     most: float
-    goal: float
+    goal: float | None
+
+    @property
+    def missed(self) -> bool:
+        """Whether there is a goal and it was not reached."""
+        return self.goal is not None and self.ratio < self.goal
 
 
 def judge(case: Case, results: Results) -> list[Verdict]:
@@ -159,9 +175,9 @@ def table(verdicts: list[Verdict]) -> Table:
     for one in verdicts:
         limit = format_duration(one.ours.limit_s or 0.0)
         theirs = _times(one.theirs) if one.theirs else [limit, ""]
-        measured = [f"{one.ratio:.3f}", f"{one.least:.3f}-{one.most:.3f}", f"{one.of_means:.3f}", f"{one.goal:g}"]
-        reached = "yes" if one.ratio >= one.goal else "no"
-        found.add_row(one.case, one.size, *_times(one.ours), one.against, *theirs, *measured, reached)
+        measured = [f"{one.ratio:.3f}", f"{one.least:.3f}-{one.most:.3f}", f"{one.of_means:.3f}"]
+        goal = ["", ""] if one.goal is None else [f"{one.goal:g}", "no" if one.missed else "yes"]
+        found.add_row(one.case, one.size, *_times(one.ours), one.against, *theirs, *measured, *goal)
     return found
 
 
@@ -169,6 +185,30 @@ def _times(row: Row) -> list[str]:
     time = row.time
     spread = f"{format_duration(time.lower_quartile_s)} - {format_duration(time.upper_quartile_s)}"
     return [format_duration(time.median_s), spread]
+
+
+def measured(cases: Sequence[Case], arguments: argparse.Namespace, say: Callable[[str], None]) -> list[list[Results]]:
+    """The launches of each case; those of one that cannot be measured are none."""
+    effort = Effort(arguments.seconds, None, arguments.rounds)
+    no_lab = unavailable()
+    mpis = []
+    for name in MPI_PEERS:
+        try:
+            ensure(name, install=not arguments.no_install, say=say)
+            mpis.append(name)
+        except PacelineError as error:
+            say(f"left out: {error}")
+    found: list[list[Results]] = []
+    for case in cases:
+        try:
+            if case.lab and no_lab:
+                raise PacelineError(no_lab)
+            question = case.question(arguments.backend, effort, mpis)
+            found.append([run(question, case.lab) for _ in range(arguments.launches)])
+        except PacelineError as error:
+            say(f"left out: {case.name}: {error}")
+            found.append([])
+    return found
 
 
 def main() -> int:
@@ -181,47 +221,42 @@ def main() -> int:
     parser.add_argument("--launches", type=int, default=1, help="how often a case is run, ranks and all (default: 1)")
     parser.add_argument("--no-install", action="store_true", help="measure without an MPI that is missing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save the results of all runs")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing: the table of results saved before")
     arguments = parser.parse_args()
     if arguments.launches < 1:
         parser.error("--launches is at least 1")
+    cases = [case for case in CASES if arguments.only in case.name]
+    if not cases:
+        parser.error(f"no case has {arguments.only!r} in its name; there are: " + "; ".join(one.name for one in CASES))
     out = Console(highlight=False, width=max(Console().width, 170))
-    effort = Effort(arguments.seconds, None, arguments.rounds)
-    no_lab = unavailable()
-    mpis = []
-    for name in MPI_PEERS:
+
+    def say(text: str) -> None:
+        out.print(text, markup=False)
+
+    if arguments.read:
         try:
-            ensure(name, install=not arguments.no_install, say=print)
-            mpis.append(name)
-        except PacelineError as error:
-            out.print(f"left out: {error}", markup=False)
-    runs: list[Results] = []
-    verdicts: list[Verdict] = []
-    failed = False
-    for case in CASES:
-        if arguments.only not in case.name:
-            continue
-        if case.lab and no_lab:
-            out.print(f"left out: {case.name}: {no_lab}", markup=False)
-            continue
-        try:
-            question = case.question(arguments.backend, effort, mpis)
-            launches = [run(question, case.lab) for _ in range(arguments.launches)]
-        except PacelineError as error:
-            out.print(f"left out: {case.name}: {error}", markup=False)
-            failed = True
-            continue
-        runs += launches
-        verdicts += middle([judge(case, results) for results in launches])
-    out.print(table(verdicts))
-    machine = Machine.here()
-    out.print(
-        f"\n{machine.cores} cores ({machine.processor}), Linux {machine.kernel}; {machine.date}: {machine.command}"
-    )
+            saved = msgspec.json.decode(arguments.read.read_bytes(), type=list[Results])
+        except (OSError, msgspec.MsgspecError) as error:
+            parser.error(f"--read {arguments.read}: {error}")
+        launches = [[one for one in saved if case.made(one)] for case in cases]
+    else:
+        launches = measured(cases, arguments, say)
+    verdicts = [middle([judge(case, one) for one in some]) for case, some in zip(cases, launches, strict=True) if some]
+    out.print(table([one for some in verdicts for one in some]))
+    runs = [one for some in launches for one in some]
+    if runs:
+        machine = runs[-1].machine
+        say(f"\n{machine.cores} cores ({machine.processor}), Linux {machine.kernel}; {machine.date}: {machine.command}")
     for name, versions in {name: versions for one in runs for name, versions in one.versions.items()}.items():
-        out.print(f"{name}: {', '.join(f'{what} {number}' for what, number in versions.items())}")
+        say(f"{name}: {', '.join(f'{what} {number}' for what, number in versions.items())}")
     if arguments.json:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(runs)) + b"\n")
-    return int(failed or any(one.ratio < one.goal for one in verdicts))
+    missed = sum(one.missed for some in verdicts for one in some)
+    goals = sum(goal is not None for case in cases for _, _, goal in case.goals)
+    unknown = goals - sum(one.goal is not None for some in verdicts for one in some)
+    if missed or unknown:
+        say(f"{goals} goals: {missed} missed, {unknown} not measured")
+    return int(missed + unknown > 0)
 
 
 if __name__ == "__main__":

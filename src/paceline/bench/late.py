@@ -19,7 +19,7 @@ from paceline.bench.crew import Crew, crews
 from paceline.bench.figures import Operation
 from paceline.bench.measure import Question, check_lab, interleave, point, record
 from paceline.bench.rank_process.messages import Prepare
-from paceline.bench.results import Machine, Results, Row
+from paceline.bench.results import ONE_HOST, Machine, Results, Row
 from paceline.bench.run import progress
 from paceline.bench.sizes import elements
 from paceline.errors import UsageError
@@ -103,7 +103,7 @@ def run_late(question: LateQuestion, lab: str | None = None, *, install: bool = 
         for num_ranks in question.all_ranks:
             with _place(lab, num_ranks) as place:
                 _measure(run, num_ranks, place)
-    return record(base, run.crews, run.rows, machine, lab or "one host", question.sweep)
+    return record(base, run.crews, run.rows, machine, lab or ONE_HOST, question.sweep)
 
 
 @contextlib.contextmanager

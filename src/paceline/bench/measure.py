@@ -20,7 +20,7 @@ from paceline.bench.contenders import Contender
 from paceline.bench.crew import Crew, crews
 from paceline.bench.figures import SHARED, Operation, Ratio, Summary, bus_factor, limit_s
 from paceline.bench.rank_process.messages import MEMORIES, Block, Pause, Prepare, Prepared, Timed
-from paceline.bench.results import Machine, Results, Row
+from paceline.bench.results import ONE_HOST, Machine, Results, Row
 from paceline.bench.sizes import ITEM_BYTES, elements
 from paceline.errors import UsageError
 
@@ -151,7 +151,7 @@ def measure(question: Question, lab: Lab | None, seen: Callable[[str, float], No
             warm_ups = _MOVING_ITERATIONS if lab is None and size >= _MOVED_BYTES else 1
             found = interleave(started, prepare, question.effort, heard, warm_ups=warm_ups, pause=question.pause)
             rows += point(question, started, count, found, lab)
-    return record(question, started, rows, machine, lab.cluster.name if lab else "one host")
+    return record(question, started, rows, machine, lab.cluster.name if lab else ONE_HOST)
 
 
 def record(

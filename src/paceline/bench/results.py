@@ -15,6 +15,8 @@ from paceline.bench.figures import Ratio, Summary
 from paceline.bench.rank_process.messages import Pause
 from paceline.errors import UsageError
 
+ONE_HOST = "one host"  # the place of a run outside the lab
+
 
 class Row(msgspec.Struct, frozen=True):
     """One contender at one point; a barrier has no bytes and no bandwidth, one host has no limit.
