@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,16 +252,23 @@ def test_the_ranks_end_with_the_controller(number: signal.Signals, toy: Path, tm
         f"with crews([Contender('toy')], 2, program=Path({str(toy)!r})) as (crew,):\n"
         "    print(*[line.pid for line in crew.lines], flush=True)\n    time.sleep(60)\n"
     )
-    folders = set(Path("/tmp").glob("paceline-*/socket"))
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": folder},
+        ) as process,
+    ):
         assert process.stdout is not None
         watched = [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]
         assert len(watched) == 2
         process.send_signal(number)
         assert process.wait(20) != 0
-    for pidfd in watched:
-        _wait_for_end(pidfd)
-    assert not set(Path("/tmp").glob("paceline-*/socket")) - folders
+        for pidfd in watched:
+            _wait_for_end(pidfd)
+        assert not list(Path(folder).iterdir())
 
 
 def _wait_for_end(pidfd: int) -> None:
@@ -275,7 +283,15 @@ def test_the_benchmark_measures_a_case(tmp_path: Path) -> None:
     effort = ["--only", "barrier, 2 ranks", "--seconds", "0.05", "--rounds", "2", "--no-install", "--json", "a.json"]
     command = [sys.executable, str(script), "--backend", "gloo", *effort]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "reached" in done.stdout
+    assert done.returncode == 1, done.stderr
+    assert "1 goals: 0 missed, 1 not measured" in done.stdout  # it is against Gloo
     (run,) = json.loads((tmp_path / "a.json").read_text())
     assert run["operation"] == "barrier"
+    ours = next(row for row in run["rows"] if row["contender"] == "gloo")
+    ratio = {"of_medians": 0.5, "of_means": 0.5, "least": 0.25, "most": 0.75}
+    run["rows"] = [ours, {**ours, "contender": "openmpi", "over_subject": ratio}]
+    (tmp_path / "a.json").write_text(json.dumps([run]))
+    command = [sys.executable, str(script), "--only", "barrier, 2 ranks", "--read", "a.json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert "openmpi" in done.stdout
+    assert "0.250-0.750" in done.stdout
