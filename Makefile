@@ -73,10 +73,11 @@ format: install  ## rewrite the code as lint wants it
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 
-bench: install  ## time schedules, collectives and DDP beside Gloo and MPI; prints the tables of docs/performance.md
+bench: install  ## time schedules, collectives and training beside Gloo, MPI and DDP; prints the tables of docs/performance.md
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/ddp.py
+	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/groups.py
 
 clean:  ## remove everything that was built

@@ -41,21 +41,21 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Cnn(nn.Sequential):
-    """Two convolutions, two matrices."""
+    """Two convolutions, ``more`` of the second one's width, two matrices."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(16 * 16, 64), nn.ReLU(), nn.Linear(64, CLASSES)),
-        )
+    def __init__(self, width: int = 8, more: int = 0) -> None:
+        convolutions = [nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        for inputs in (width, *[2 * width] * more):
+            convolutions += [nn.Conv2d(inputs, 2 * width, 3, padding=1), nn.ReLU()]
+        head = (nn.Flatten(), nn.Linear(2 * width * 16, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+        super().__init__(*convolutions, nn.MaxPool2d(2), *head)
 
     @staticmethod
-    def batch(dice: torch.Generator) -> Batch:
+    def batch(dice: torch.Generator, size: int = BATCH) -> Batch:
         """Noisy images of the classes' patterns."""
         patterns = torch.randn(CLASSES, 1, 16, 16, generator=torch.Generator().manual_seed(7))
-        labels = torch.randint(0, CLASSES, (BATCH,), generator=dice)
-        return patterns[labels] + 1.5 * torch.randn(BATCH, 1, 16, 16, generator=dice), labels
+        labels = torch.randint(0, CLASSES, (size,), generator=dice)
+        return patterns[labels] + 1.5 * torch.randn(size, 1, 16, 16, generator=dice), labels
 
 
 class Transformer(nn.Module):
@@ -76,9 +76,9 @@ class Transformer(nn.Module):
         return torch.as_tensor(self.out(found)).transpose(1, 2)
 
     @staticmethod
-    def batch(dice: torch.Generator) -> Batch:
+    def batch(dice: torch.Generator, size: int = BATCH) -> Batch:
         """Sentences: a word is the sum of the two before it, modulo ten."""
-        sentences = torch.randint(0, CLASSES, (BATCH, WORDS), generator=dice)
+        sentences = torch.randint(0, CLASSES, (size, WORDS), generator=dice)
         for place in range(2, WORDS):
             sentences[:, place] = (sentences[:, place - 1] + sentences[:, place - 2]) % CLASSES
         return sentences[:, :-1], sentences[:, 1:]

@@ -193,6 +193,8 @@ def main() -> int:
     arguments = parser.parse_args()
     machine = Machine.here()
     cases = [case for case in CASES if arguments.only in case.name]
+    if not cases:
+        parser.error(f"no case has {arguments.only!r} in its name; there are: " + "; ".join(one.name for one in CASES))
     results = measure(cases, arguments.backend, Effort(arguments.seconds, None, arguments.rounds))
     out = Console(highlight=False, width=max(Console().width, 180))
     out.print(table(results, arguments.backend))

@@ -195,6 +195,8 @@ def run(row: Row, reps: int, size_bytes: int, collectives: int) -> tuple[list[Tu
         ranks = [host.popen(command, env=env, stdout=subprocess.PIPE, text=True) for host in lab.hosts]
         with ThreadPoolExecutor(row.ranks) as readers:  # all at once: a rank with a full pipe stops
             said = list(readers.map(lambda rank: rank.communicate(timeout=900)[0].splitlines(), ranks))
+        if any(rank.returncode for rank in ranks):
+            raise SystemExit(f"{row.name}: a rank failed; its error is above")
     lines = [[json.loads(line) for line in text] for text in said]
     turns = []
     for same in zip(*[[line for line in mine if "times" in line] for mine in lines], strict=True):
@@ -220,7 +222,7 @@ def summary(row: Row, turns: list[Turn]) -> str:
     )
     return (
         f"{row.name}, {4 * turns[0].count / 1e6:g} MB, {len(turns)} times: {subject} {best * 1e3:.1f} ms "
-        f"({min(times[subject]) * 1e3:.1f}-{max(times[subject]) * 1e3:.1f}), {best / limit:.3f} of the limit; "
+        f"({min(times[subject]) * 1e3:.1f}-{max(times[subject]) * 1e3:.1f}), {limit / best:.3f} of the limit; "
         f"against {against}"
     )
 
@@ -251,6 +253,8 @@ def main() -> None:
     if options.rank_process:
         rank_process(options.rank_process)
         return
+    if unknown := [name for name in options.rows if name not in ROWS]:
+        parser.error(f"there is no row {unknown[0]!r}; there are {', '.join(ROWS)}")
     for name in options.rows or ROWS:
         row = ROWS[name]
         turns, chosen = run(row, options.reps, int(options.mb * 1e6), options.collectives)

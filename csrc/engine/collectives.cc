@@ -435,9 +435,8 @@ bool Collectives::needs(uint32_t peer) const {
     if (operation->awaits()) return true;
     const Program::Peer* entry = operation->program->find_peer(peer);
     if (entry == nullptr) continue;
-    const auto bytes = [&](uint32_t access) {
-      return operation->places[operation->program->accesses()[access].chunk].bytes;
-    };
+    const Operation& one = *operation;  // clang before 16 captures no structured binding
+    const auto bytes = [&one](uint32_t access) { return one.places[one.program->accesses()[access].chunk].bytes; };
     for (const uint32_t access : entry->sends) {
       if (operation->progress[access].done < bytes(access)) return true;
     }

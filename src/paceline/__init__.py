@@ -37,6 +37,7 @@ from paceline.policy.planning import Plan, compare, plan
 if TYPE_CHECKING:
     from paceline import hooks
     from paceline.collectives import all_reduce
+    from paceline.train.dear.scaler import GradScaler
     from paceline.train.dear.wrapper import DataParallel
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ __all__ = [
     "Cost",
     "DataParallel",
     "FileFormatError",
+    "GradScaler",
     "Host",
     "Kind",
     "Options",
@@ -76,6 +78,7 @@ __all__ = [
 
 _NEED_TORCH = {
     "DataParallel": "paceline.train.dear.wrapper:DataParallel",
+    "GradScaler": "paceline.train.dear.scaler:GradScaler",
     "all_reduce": "paceline.collectives:all_reduce",
     "hooks": "paceline.hooks:",
 }

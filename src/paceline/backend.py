@@ -15,7 +15,7 @@ from collections.abc import KeysView, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from paceline.config import LOG_LEVELS, Config
+from paceline.config import LOG_LEVELS, Config, Shared
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _create(options: Any, told: Any) -> Backend:
         timeout=timeout,
         engine=engine,
         host=host,
-        known_links=lambda: _known(config).encode(),
+        known_links=lambda: _published(config),
         make_planner=lambda *group: _planner(config, *group),
     )
 
@@ -125,6 +125,13 @@ def _known(config: Config) -> KnownLinks:
     return _known_links.setdefault(config.interface, KnownLinks())
 
 
+def _published(config: Config) -> str:
+    """On rank 0: what all ranks of a group take from it, its settings and the links it knows."""
+    import msgspec
+
+    return msgspec.json.encode((config.shared, _known(config).encode())).decode()
+
+
 def _engine(config: Config, store: Any) -> Engine:
     """One engine a process; another only for groups that are told to listen elsewhere.
 
@@ -150,20 +157,28 @@ def _master(store: Any) -> str:
 
 
 def _planner(
-    config: Config, rank: int, store: Any, hosts: Sequence[str], links_of_rank_0: str, exchange: Exchange
+    config: Config, rank: int, store: Any, hosts: Sequence[str], published: str, exchange: Exchange
 ) -> Planner:
     """Makes what turns requests of the backend into programs of this rank.
 
-    Links between hosts are measured, unless rank 0 knows them all from groups before. That is asked of what rank 0 has
-    published, never of what this rank knows itself: all ranks measure, or none.
+    Links between hosts are measured, unless they are given, rank 0 knows them all from groups before, or nothing may
+    depend on timing. That is asked of what rank 0 has published, never of this rank's own settings: all ranks measure,
+    or none. A group of one rank has nothing published.
     """
+    import msgspec
+
     from paceline.observe.links import KnownLinks, measure
     from paceline.planner import Planner
     from paceline.policy.select import cluster_of
 
+    links_of_rank_0 = ""
+    if published:
+        shared, links_of_rank_0 = msgspec.json.decode(published, type=tuple[Shared, str])
+        config = config.following(shared)
     rate_bytes_per_s: float | Sequence[float] | None = config.rate_bytes_per_s
     latency_s = config.latency_s
-    if len(set(hosts)) > 1 and (rate_bytes_per_s is None or latency_s is None):
+    given = rate_bytes_per_s is not None and latency_s is not None
+    if len(set(hosts)) > 1 and not given and not config.deterministic:
         links = KnownLinks.decode(links_of_rank_0).of(hosts) or measure(rank, hosts, exchange, store)
         _known(config).learn(hosts, links)
         rate_bytes_per_s = links.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s

@@ -119,11 +119,14 @@ class _State:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank, self.num_ranks = dist.get_rank(group), group.size()
-        hosts: list[Any] = [socket.gethostname()]
-        if self.num_ranks > 1:
-            hosts = [None] * self.num_ranks
-            dist.all_gather_object(hosts, socket.gethostname(), group=group)
         config = Config.from_environment()
+        said: list[Any] = [(socket.gethostname(), config.shared)]
+        if self.num_ranks > 1:
+            said = [None] * self.num_ranks
+            dist.all_gather_object(said, (socket.gethostname(), config.shared), group=group)
+        hosts = [host for host, _ in said]
+        config = config.following(said[0][1])
+        self.deterministic = config.deterministic
         self.wanted = config.algorithms
         self.cluster: Cluster = cluster_of(hosts, rate_bytes_per_s=config.rate_bytes_per_s, latency_s=config.latency_s)
         self.programs: dict[tuple[Any, ...], MessageProgram] = {}
@@ -194,6 +197,11 @@ class _State:
         if tensor.device not in self.streams:
             self.streams[tensor.device] = torch.Stream(tensor.device)
         return OnStream(self.streams[tensor.device], act, tensor)
+
+
+def deterministic(group: dist.ProcessGroup) -> bool:
+    """Whether no decision may depend on timing, by the settings of rank 0. Every rank of the group must call it."""
+    return _state(group).deterministic
 
 
 _states: WeakKeyDictionary[dist.ProcessGroup, _State] = WeakKeyDictionary()

@@ -12,12 +12,16 @@ PACELINE_TRANSPORT      ``auto``: ranks of one host share memory, others use TCP
 PACELINE_HUGE_PAGES     ``auto``: large tensors that ranks of one host exchange again and again are moved     auto
                         to huge pages, at the same addresses, which makes large collectives faster; ``off``:
                         tensors stay as they were allocated
-PACELINE_RATE           what a rank can send and receive, like ``10gbit``: measured where it is not set       measured
-PACELINE_LATENCY        what one message costs besides its bytes, like ``50us``                               measured
+PACELINE_RATE           what a rank can send and receive, like ``10gbit``: measured where it is not set;      measured
+                        rank 0's holds for all ranks of a group
+PACELINE_LATENCY        what one message costs besides its bytes, like ``50us``; rank 0's, too                measured
 PACELINE_LATE           ``auto``: ranks that arrive late are found, and large all-reduces planned around      auto
                         them; ``off``: never; ``3`` or ``2:400,5:1200``: always for these ranks of a group
                         (and milliseconds, where known)
-PACELINE_DETERMINISTIC  ``1``: no decision depends on timing, so runs have the same bits                      0
+PACELINE_DETERMINISTIC  ``1``: no decision depends on timing, so runs have the same bits. Links are not       0
+                        measured: without PACELINE_RATE and PACELINE_LATENCY, algorithms are chosen for
+                        ``10gbit`` and ``30us``. Late ranks are not searched for, and DataParallel keeps its
+                        first bucket size and order, without early all-reduces. Rank 0's holds for all ranks
 PACELINE_HOST_TIMEOUT   how long another host may leave packets unanswered before its ranks count as dead,    10s
                         like ``30s``; ``0s``: until the group's own timeout. A rank that is late, stopped
                         or swapped out is not affected: its kernel still answers
@@ -29,10 +33,12 @@ PACELINE_LOG            what the core says on standard error: debug, info, warni
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from paceline.errors import UsageError
 from paceline.ir.collective import MAX_RANKS, Kind
@@ -40,6 +46,8 @@ from paceline.policy.stragglers import parse
 from paceline.units import parse_duration, parse_rate
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger("paceline")
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "off")
 
@@ -56,6 +64,14 @@ class Options:
     algorithm: str | None = None
     late: str | None = None
     in_turn: bool = False
+
+
+class Shared(NamedTuple):
+    """The settings that all ranks of a group take from its rank 0."""
+
+    deterministic: bool = False
+    rate_bytes_per_s: float | None = None
+    latency_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,17 @@ class Config:
         algorithms = self.algorithms if options.algorithm is None else _parse_algorithms(options.algorithm)
         late = self.late if options.late is None else _parse_late(options.late)
         return replace(self, algorithms=algorithms, late=late, in_turn=options.in_turn)
+
+    @property
+    def shared(self) -> Shared:
+        """The part of these settings that counts for all ranks, if this rank is rank 0."""
+        return Shared(self.deterministic, self.rate_bytes_per_s, self.latency_s)
+
+    def following(self, of_rank_0: Shared) -> Config:
+        """These settings with rank 0's in the place of this rank's own; logs a warning where they differ."""
+        if of_rank_0 != self.shared:
+            _warn_of_difference(self.shared, of_rank_0)
+        return replace(self, **of_rank_0._asdict())
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -115,6 +142,22 @@ class Config:
             late=_read(env, "PACELINE_LATE", _parse_late) or "auto",
             deterministic=deterministic == "1",
         )
+
+
+@functools.lru_cache  # each group would say the same
+def _warn_of_difference(own: Shared, of_rank_0: Shared) -> None:
+    _log.warning(
+        "PACELINE_DETERMINISTIC, PACELINE_RATE or PACELINE_LATENCY differ between ranks; all take those of rank 0: "
+        "%s, where this rank has %s. Set them alike on all ranks",
+        _spelled(of_rank_0),
+        _spelled(own),
+    )
+
+
+def _spelled(shared: Shared) -> str:
+    rate = "not set" if shared.rate_bytes_per_s is None else f"{shared.rate_bytes_per_s:g} B/s"
+    latency = "not set" if shared.latency_s is None else f"{shared.latency_s:g} s"
+    return f"deterministic {int(shared.deterministic)}, rate {rate}, latency {latency}"
 
 
 def variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from paceline.collectives import Late, all_reduce, read_late
+from paceline.collectives import Late, all_reduce, deterministic, read_late
 from paceline.errors import UsageError
 from paceline.executors.handles import Pending
 from paceline.policy.stragglers import RECENT, Seen, forecast
@@ -32,7 +32,8 @@ _log = logging.getLogger("paceline")
 class StragglerState:
     """What the hook keeps between steps: one for each DistributedDataParallel, with the same arguments on all ranks.
 
-    ``late`` says who is late and ends all measuring; ``()`` says nobody. ``least_late_s`` is how late a rank must be to
+    ``late`` says who is late and ends all measuring; ``()`` says nobody. With ``PACELINE_DETERMINISTIC=1`` nothing is
+    measured either, and nobody is late unless ``late`` says so. ``least_late_s`` is how late a rank must be to
     count as late. ``lateness_s`` has the median lateness of each rank at the last exchange.
     """
 
@@ -65,6 +66,8 @@ class StragglerState:
     def begin_step(self, device: torch.device) -> None:
         """Take note of the step before. Everything that is decided is decided here, at the same step on all ranks."""
         self.step += 1
+        if self.step == 1 and self.measures:
+            self.measures = not deterministic(self.process_group)
         if not self.measures:
             return
         if self._first is not None:

@@ -60,13 +60,18 @@ def test_several_late_ranks(late: str) -> None:
     assert len({tuple(digests) for digests, _ in said}) == 1
 
 
+def _parts(step: int, rank: int) -> list[torch.Tensor]:
+    dice = torch.Generator().manual_seed(100 * step + rank)
+    return [torch.rand(count, generator=dice) for count in (400_000, 100, 150_000, 300_000)]
+
+
 def between_hosts(me: Member, task: str) -> tuple[list[str], str, list[str]]:
     """Ranks that take one another for other hosts, so that large all-reduces await decisions."""
     socket.gethostname = lambda: f"host{me.rank}"  # type: ignore[assignment]
     me.join(timeout_s=30)
     digests = []
     for step in range(14):
-        tensors = [torch.rand(count) for count in (400_000, 100, 150_000, 300_000)]
+        tensors = _parts(step, me.rank)
         if (task == "late" and me.rank == 2) or (task == "turns" and me.rank == step % me.world_size):
             time.sleep(0.3)
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -76,6 +81,9 @@ def between_hosts(me: Member, task: str) -> tuple[list[str], str, list[str]]:
         for work in works:
             work.wait()
         digests += [_digest(tensor) for tensor in tensors]
+        if step % 5 == 0:
+            for found, *parts in zip(tensors, *(_parts(step, rank) for rank in range(me.world_size)), strict=True):
+                torch.testing.assert_close(found, torch.stack(parts).sum(0))
     seen, chosen = [one.choice for one in arrivals()], "; ".join(chosen_algorithms())
     me.meet("end")
     dist.destroy_process_group()

@@ -26,6 +26,7 @@ def _bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def _rows(done: subprocess.CompletedProcess[str], path: Path) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    assert rows
     assert all(row["wrong"] == 0 for row in rows)
     return rows
 

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from dear_models import OPTIMIZERS, build, dear, fit, loss_of
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline.errors import FileFormatError, UnsupportedError, UsageError
@@ -19,6 +21,70 @@ from ranks import BACKEND, Member, Ranks, run_ranks
 
 def _sgd(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+class Passing(torch.optim.Optimizer):
+    """An optimizer of a framework, like Accelerate's: it passes calls on to the user's, and has nothing of its own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+
+def wrapping_twice(me: Member) -> None:
+    """Gradients are reduced once: other wrappers around DataParallel, or inside of it, are refused."""
+    cpu = torch.device("cpu")
+
+    def refused(match: str, call: Any, error: type[Exception] = UsageError) -> None:
+        with pytest.raises(error, match=match):
+            call()
+
+    for make in (lambda: build("mlp"), lambda: nn.Sequential(build("mlp"), nn.Linear(3, 3))):
+        net = make()
+        model = paceline.DataParallel(net, _sgd(net))
+        refused("DistributedDataParallel around paceline", lambda model=model: DistributedDataParallel(model))
+        refused("DistributedDataParallel around paceline", lambda net=net: DistributedDataParallel(net[0]))
+        outer = nn.Sequential(model, nn.Linear(3, 3))
+        refused("DistributedDataParallel around paceline", lambda outer=outer: DistributedDataParallel(outer))
+        model.close()
+        DistributedDataParallel(net)
+    model, _ = dear("mlp")
+    refused("FullyShardedDataParallel around paceline", lambda: FullyShardedDataParallel(model, device_id=cpu))
+    model, _ = dear("mlp")
+    refused(
+        "once: in DataParallel or FSDP", lambda: FullyShardedDataParallel(model, device_id=cpu, use_orig_params=True)
+    )
+    model, optimizer = dear("mlp")
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (me.world_size,)))
+    loss_of(model, "mlp", 0, me.rank).backward()
+    refused("parameter 0.weight was replaced after it was wrapped, as fully_shard does", optimizer.step)
+
+    for wrapper in (DistributedDataParallel, lambda net: FullyShardedDataParallel(net, device_id=cpu)):
+        inner = wrapper(build("mlp"))
+        for net in (inner, nn.Sequential(inner, nn.Linear(3, 3))):
+            refused(
+                f"around {type(inner).__name__} would reduce gradients twice: wrap the module",
+                lambda net=net: paceline.DataParallel(net, _sgd(net)),
+            )
+    sharded = fully_shard(build("mlp"), mesh=dist.init_device_mesh("cpu", (me.world_size,)))
+    refused("is a DTensor", lambda: paceline.DataParallel(sharded, _sgd(sharded)), UnsupportedError)
+
+    net = build("mlp")
+    passing = Passing(_sgd(net))
+    refused(r"Passing only passes calls on to another optimizer \(SGD\)", lambda: paceline.DataParallel(net, passing))
+    fit(paceline.DataParallel(net, passing.optimizer), passing.optimizer, "mlp", me, 2)
+
+
+@pytest.mark.filterwarnings("default")
+def test_gradients_are_not_reduced_twice() -> None:
+    run_ranks(wrapping_twice, 2)
 
 
 def refusals(me: Member, folder: str) -> None:

@@ -45,19 +45,23 @@ def _model(name: str) -> nn.Module:
 
 
 def train(me: Member, name: str, optimizer: str) -> dict[str, Any]:
-    def run(wrap: Callable[[nn.Module, torch.optim.Optimizer], nn.Module]) -> tuple[dict[str, torch.Tensor], float]:
+    def run(
+        wrap: Callable[[nn.Module, torch.optim.Optimizer], nn.Module],
+    ) -> tuple[dict[str, torch.Tensor], list[float]]:
         net = _model(name)
         made = OPTIMIZERS[optimizer](net.parameters())
         model = wrap(net, made)
+        losses = []
         for step in range(STEPS):
             loss = loss_of(model, name, step, me.rank)
             made.zero_grad()
             loss.backward()
             made.step()
-        return weights(model), loss.item()
+            losses.append(loss.item())
+        return weights(model), losses
 
-    reference, loss = run(lambda net, _: DistributedDataParallel(net))
-    found: dict[str, Any] = {"loss": loss}
+    reference, losses = run(lambda net, _: DistributedDataParallel(net))
+    found: dict[str, Any] = {"left of the loss": sum(losses[-10:]) / sum(losses[:10])}
     for mode in ("gathered", "sharded"):
         trained, _ = run(
             lambda net, made, mode=mode: paceline.DataParallel(net, made, sharded=mode == "sharded", bucket_mb=0.005)
@@ -85,4 +89,4 @@ def test_many_steps_end_with_the_weights_of_ddp(model: str, optimizer: str, num_
     for found in run_ranks(train, num_ranks, model, optimizer, backend=backend, timeout_s=110):
         bound = 0.0 if num_ranks == 2 else BETWEEN_ORDERS
         assert max(found["gathered"], found["sharded"]) <= bound, (found["gathered"], found["sharded"])
-        assert found["loss"] < thorough(1.2, 2.1)  # it learns: chance is 1.1 for the one, and 2.4 for the other
+        assert found["left of the loss"] < thorough(0.6, 0.9), "it learns nothing: then equal weights show little"

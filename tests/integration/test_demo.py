@@ -27,12 +27,31 @@ ROWS = (
 )
 
 
-def _demo(cwd: Path, *arguments: str, before: Sequence[str] = ()) -> str:
+def _demo(cwd: Path, *arguments: str, before: Sequence[str] = (), command: Sequence[str] = COMMAND) -> str:
     done = subprocess.run(
-        [*before, *COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, timeout=100, check=False
+        [*before, *command, *arguments], capture_output=True, text=True, cwd=cwd, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _refused(cwd: Path, *arguments: str, before: Sequence[str] = ()) -> str:
+    """What is said where no training has begun."""
+    done = subprocess.run(
+        [*before, *COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, timeout=100, check=False
+    )
+    assert (done.returncode, "iteration" in done.stdout) == (2, False), done.stdout
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def _with_capabilities(kept: str = "") -> list[str]:
+    """What takes all other capabilities from root; others have none anyway."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("giving up root needs setpriv, of util-linux")
+    return ["setpriv", f"--bounding-set=-all{kept and ',+' + kept}", "--inh-caps=-all"]
 
 
 def _check(out: str, picture: Path) -> None:
@@ -58,12 +77,42 @@ def test_in_the_lab(tmp_path: Path) -> None:
 
 def test_without_any_privilege(tmp_path: Path) -> None:
     """Where user namespaces are closed to the caller, too, connections are paced instead."""
-    powerless = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
-    if powerless and shutil.which("setpriv") is None:
-        pytest.skip("giving up root needs setpriv, of util-linux")
-    out = _demo(tmp_path, "--iterations", "3", "--rate", "500mbit", before=powerless)
+    out = _demo(tmp_path, "--iterations", "3", "--rate", "500mbit", before=_with_capabilities())
     _check(out, tmp_path / "demo.png")
     assert "send by paced TCP, 500 Mbit/s each" in out or "4 emulated hosts" in out
+
+
+def test_in_the_lab_without_root(tmp_path: Path) -> None:
+    """Whoever may make user namespaces needs no root for the lab. (Root also needs CAP_SETFCAP for one.)"""
+    before = _with_capabilities("setfcap")
+    code = "from paceline.lab import unprivileged; raise SystemExit(not unprivileged.works())"
+    if subprocess.run([*before, sys.executable, "-c", code], timeout=60, check=False).returncode != 0:
+        pytest.skip("the kernel lets nobody but root make namespaces")
+    out = _demo(tmp_path, "--iterations", "3", "--rate", "500mbit", "--place", "lab", before=before)
+    _check(out, tmp_path / "demo.png")
+    assert "4 emulated hosts on links of 500 Mbit/s" in out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others may be allowed to make namespaces")
+def test_the_lab_needs_root_where_namespaces_are_closed(tmp_path: Path) -> None:
+    error = _refused(tmp_path, "--place", "lab", before=_with_capabilities())
+    assert error.startswith("paceline: error: the lab needs root")
+
+
+def test_without_matplotlib_and_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'sklearn']))\n"
+    (tmp_path / "sitecustomize.py").write_text(missing)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "pictures need matplotlib" in _refused(tmp_path, "--place", "loopback")
+    out = _demo(tmp_path, "--iterations", "3", "--rate", "500mbit", "--place", "loopback", command=COMMAND[:-2])
+    assert all(row in out for row in ROWS)
+    assert "pip install matplotlib" in out
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_before_the_training(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    assert "cannot write demo.png: Permission denied" in _refused(tmp_path, before=_with_capabilities())
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,8 +58,12 @@ def test_every_algorithm_is_documented() -> None:
 
 def test_late_rank(tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
-    options = ("--megabytes", "4", "--late-s", "0.02", "--steps", "8")
+    options = ("--megabytes", "4", "--late-rank", "1", "--late-s", "0.2", "--steps", "8")
     out = _run(*launcher, str(ROOT / "examples" / "late_rank.py"), *options, cwd=tmp_path)
-    for way in ("gloo", "hook", "paceline"):
-        assert f"{way}: " in out
-    assert "late, by the hook: rank 0: " in out
+    steps_s = {way: float(seconds) for way, seconds in re.findall(r"^(\w+): ([0-9.]+) s a step", out, re.MULTILINE)}
+    assert list(steps_s) == ["gloo", "hook", "paceline"]
+    assert min(steps_s.values()) >= 0.2, "no step is shorter than its late rank"
+    (hook,) = re.findall(r"late, by the hook: (.*)", out)
+    late_ms = [float(late) for late in re.findall(r"rank \d: (\d+) ms", hook)]
+    assert len(late_ms) == 3
+    assert late_ms[1] == max(late_ms) >= 100, f"rank 1 was late by 200 ms, and the hook says: {hook}"

@@ -21,6 +21,7 @@ ALLOWED = {
     "observe": set(),
     "lab": {"ir"},
     "train": {"config", "policy"},
+    "integrations": {"train"},
     "bench": {"all_reduce", "config", "train", "lab", "draw", "policy", "algorithms", "ir"},
     "demo": {"backend", "observe", "train", "lab", "draw"},
     "cli": {"demo", "bench", "lab", "draw", "policy", "algorithms", "ir"},
@@ -57,7 +58,8 @@ def test_public_surface_is_sorted_and_frozen() -> None:
     for name in paceline.__all__:
         assert hasattr(paceline, name)
     assert set(paceline.__all__) == {
-        "ALGORITHMS", "Cluster", "Collective", "Cost", "DataParallel", "FileFormatError", "Host", "Kind", "Options",
+        "ALGORITHMS", "Cluster", "Collective", "Cost", "DataParallel", "FileFormatError", "GradScaler", "Host", "Kind",
+        "Options",
         "PacelineError", "Plan", "Proof", "ProofError", "Schedule", "ScheduleError", "Transfer", "Transfers",
         "UnsupportedError", "UsageError", "algorithm", "all_reduce", "arrivals", "compare", "cost", "hooks", "load",
         "plan", "prove", "save", "verify",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +18,9 @@ from paceline.bench.run import progress
 from paceline.bench.training.measure import Replay, Seen, measure
 from paceline.bench.training.networks import NETWORKS
 from paceline.bench.training.plot import draw_sweep, draw_training
-from paceline.bench.training.profile import PUBLISHED, Profile, load_profile, uniform_profile
+from paceline.bench.training.profile import PUBLISHED, SHAPES, Profile, load_profile
 from paceline.bench.training.scaling import fit
-from paceline.bench.training.strategies import STRATEGIES, parse_strategies
+from paceline.bench.training.strategies import STRATEGIES, USUAL_STRATEGIES, parse_strategies
 from paceline.bench.training.sweep import sweep
 from paceline.bench.training.table import caption, sweep_legend, sweep_table, training_legend, training_table
 from paceline.cli import tables
@@ -32,17 +33,23 @@ if TYPE_CHECKING:
 
 _WIDTH = 170
 _NOMINAL = "lan8"  # what sizes are scaled to where there is no lab
-_SWEET_SPOT = 4 / 3
 
 
 def training(
-    model: Annotated[str, typer.Option(help=f"{', '.join(PUBLISHED)}.")] = "resnet50",
+    model: Annotated[str, typer.Option(help=f"{', '.join((*PUBLISHED, *SHAPES))}.")] = "resnet50",
     lab: Annotated[
         str | None, typer.Option(help="Replay between the lab's hosts, like lan8 (needs root). Default: this host.")
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="Ranks on this host. Default: 2.")] = None,
-    strategies: Annotated[str, typer.Option(metavar="NAMES", help="With commas.")] = ",".join(STRATEGIES),
-    network: Annotated[str, typer.Option(help=f"The ratio to keep: {', '.join(NETWORKS)}, of 64 GPUs.")] = "10gbe",
+    strategies: Annotated[str, typer.Option(metavar="NAMES", help=f"With commas: {', '.join(STRATEGIES)}.")] = ",".join(
+        USUAL_STRATEGIES
+    ),
+    network: Annotated[
+        str, typer.Option(help=f"Whose ratio of communication to computation to keep: {', '.join(NETWORKS)}, 64 GPUs.")
+    ] = "10gbe",
+    ratio: Annotated[
+        str | None, typer.Option(help="That ratio as a number like 1.2 or 4/3, in place of a network's.")
+    ] = None,
     scale: Annotated[
         float | None, typer.Option(help="What times are multiplied by; sizes follow. Default: about 1 s an iteration.")
     ] = None,
@@ -52,12 +59,10 @@ def training(
         float | None,
         typer.Option(
             min=1e-6,
-            help="What is fused, in megabytes of the true model. Default: 25; DataParallel's own for a large model.",
+            help="What is fused, in megabytes of the true model. Default: what each strategy fuses by itself.",
         ),
     ] = None,
-    sweet_spot: Annotated[
-        bool, typer.Option("--sweet-spot", help="Instead of a model: equal layers, communication 4/3 of computation.")
-    ] = False,
+    clip: Annotated[bool, typer.Option("--clip", help="Clip the gradients in each iteration.")] = False,
     fusion_sweep: Annotated[
         bool, typer.Option("--fusion-sweep", help="The first strategy with 12 bucket sizes, and its own search.")
     ] = False,
@@ -71,7 +76,7 @@ def training(
     Examples:
       paceline bench training --model resnet50 --lab lan8
       paceline bench training --model bert_base --lab lan8 --strategies ddp,dear --network 100gb --json bert.json
-      paceline bench training --sweet-spot --lab lan8
+      paceline bench training --model uniform --ratio 4/3 --lab lan8
       paceline bench training --model resnet50 --lab lan8 --strategies dear --fusion-sweep --plot fusion.png
     """
     if plot is not None:
@@ -81,17 +86,18 @@ def training(
     if lab is not None and ranks is not None:
         raise UsageError(f"{lab} has a rank on each of its hosts; leave --ranks out")
     cluster = Cluster.preset(lab or _NOMINAL)
-    profile = uniform_profile() if sweet_spot else load_profile(model)
+    profile = load_profile(model)
     replay = Replay(
         profile=profile,
-        network=f"{_SWEET_SPOT:.3g} of computation" if sweet_spot else network,
-        scale=fit(profile, _s_per_byte(profile, network, sweet_spot=sweet_spot), cluster, scale),
+        network=f"ratio {ratio}" if ratio else network,
+        scale=fit(profile, _s_per_byte(profile, network, ratio), cluster, scale),
         cluster=cluster,
         strategies=parse_strategies(strategies),
         num_ranks=cluster.num_ranks if lab else ranks or 2,
         iterations=iterations,
         rounds=rounds,
         bucket_bytes=None if bucket_mb is None else round(bucket_mb * 1e6),
+        clip=clip,
         timeout_s=timeout,
     )
     wrong = _sweep(replay, lab, json, plot) if fusion_sweep else _compare(replay, lab, json, plot)
@@ -99,12 +105,18 @@ def training(
         raise typer.Exit(1)
 
 
-def _s_per_byte(profile: Profile, network: str, *, sweet_spot: bool) -> float:
+def _s_per_byte(profile: Profile, network: str, ratio: str | None) -> float:
     """What an all-reduce costs where the model is said to train."""
+    if ratio is not None:
+        try:
+            share = float(Fraction(ratio))
+        except (ValueError, ZeroDivisionError, OverflowError):
+            share = 0.0
+        if not share > 0:
+            raise UsageError(f"--ratio is communication over computation, like 1.2 or 4/3, not {ratio!r}")
+        return share * profile.compute_s / profile.gradient_bytes
     if network not in NETWORKS:
         raise UsageError(f"there is no network {network!r} to replay; there are {', '.join(NETWORKS)}")
-    if sweet_spot:
-        return _SWEET_SPOT * (profile.forward_s + profile.backward_s) / profile.gradient_bytes
     return NETWORKS[network].all_reduce_s_per_byte
 
 
@@ -112,7 +124,7 @@ def _compare(replay: Replay, lab: str | None, json: Path | None, plot: Path | No
     """All strategies in turns; whether weights were wrong."""
     with _place(lab) as (place, seen):
         results = measure(replay, place, seen)
-    _show(training_table(results), [training_legend(results), *caption(results.setting, results.machine)])
+    _show(training_table(results), [*training_legend(results), *caption(results.setting, results.machine)])
     if json is not None:
         save_json(results, json)
     if plot is not None:

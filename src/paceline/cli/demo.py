@@ -13,13 +13,15 @@ from rich.markup import escape
 
 from paceline.cli import tables
 from paceline.demo.places import Place
-from paceline.draw.canvas import check_picture_path
+from paceline.draw.canvas import can_draw, check_picture_path
 from paceline.errors import UsageError
 from paceline.lab import unavailable, unprivileged
 from paceline.units import format_duration, parse_duration, parse_rate
 
 _LATEST_S = 10.0
-_PLACE_HELP = "auto: lab where the kernel allows one, with or without root; lab; or loopback, with paced connections."
+_PLACE_HELP = (
+    "lab: emulated hosts, with or without root; loopback: paced connections; auto: lab where the kernel allows it."
+)
 
 
 def demo(
@@ -28,36 +30,41 @@ def demo(
     rate: Annotated[str, typer.Option(help="Rate of the links, like 200mbit.")] = "200mbit",
     place: Annotated[Place, typer.Option(help=_PLACE_HELP)] = Place.AUTO,
     picture: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where to draw the timelines (.png, .svg, .pdf).")
-    ] = Path("demo.png"),
+        Path | None, typer.Option(metavar="FILE", help="Where to draw the timelines (.png, .svg, .pdf). [demo.png]")
+    ] = None,
 ) -> None:
     """Train one model three times on four ranks, with one rank late and thin links: what does it cost?
 
     DDP on Gloo first, then on Paceline, then Paceline's DataParallel, from the same weights and with the same
-    batches. Ends with a table and a picture. Needs no root.
+    batches. Ends with a table and, where matplotlib is installed, a picture. Needs no root.
 
     \b
     Examples:
       paceline demo
       paceline demo --late 500ms --rate 100mbit --picture thin.png
     """
-    check_picture_path(picture)
+    if picture is None and can_draw():
+        picture = Path("demo.png")
+    if picture is not None:
+        check_picture_path(picture)
     late_s, rate_bytes_per_s = parse_duration(late), parse_rate(rate)
     if late_s > _LATEST_S:
         raise UsageError(f"--late is at most {format_duration(_LATEST_S)}, not {late}: nobody would wait for the end")
+    if place is not Place.LOOPBACK and unavailable() is not None and unprivileged.works():
+        options = {"--place": "lab", "--iterations": str(iterations), "--late": late, "--rate": rate}
+        if picture is not None:
+            options["--picture"] = str(picture)
+        words = [word for pair in options.items() for word in pair]
+        code = "from paceline.cli.main import run; run()"
+        raise typer.Exit(unprivileged.run_as_root_of_its_own([sys.executable, "-c", code, "demo", *words]))
     if place is Place.AUTO:
         place = Place.LAB if unavailable() is None else Place.LOOPBACK
-        if place is Place.LOOPBACK and unprivileged.works():
-            options = {"--iterations": str(iterations), "--late": late, "--rate": rate, "--picture": str(picture)}
-            words = ["demo", "--place", "lab", *(word for pair in options.items() for word in pair)]
-            code = "from paceline.cli.main import run; run()"
-            raise typer.Exit(unprivileged.run_as_root_of_its_own([sys.executable, "-c", code, *words]))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     _show(place, iterations, late_s, rate_bytes_per_s, picture)
 
 
-def _show(place: Place, iterations: int, late_s: float, rate_bytes_per_s: float, picture: Path) -> None:
+def _show(place: Place, iterations: int, late_s: float, rate_bytes_per_s: float, picture: Path | None) -> None:
     from paceline.demo.picture import draw_trainings
     from paceline.demo.run import LATE_RANK, demonstrate
     from paceline.demo.table import results_table, same_accuracy
@@ -70,8 +77,11 @@ def _show(place: Place, iterations: int, late_s: float, rate_bytes_per_s: float,
     out.print(escape(seen.words), style="dim", soft_wrap=True)
     if not same_accuracy(seen.trainings):
         out.print("[bold red]the trainings do not end with the same accuracy[/]")
-    draw_trainings(seen.trainings, LATE_RANK, seen.words.partition(";")[0], picture)
-    out.print(f"drew {escape(str(picture))}")
+    if picture is None:
+        out.print("For a picture of the timelines as well, pip install matplotlib and run this again.")
+    else:
+        draw_trainings(seen.trainings, LATE_RANK, seen.words.partition(";")[0], picture)
+        out.print(f"drew {escape(str(picture))}")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -22,12 +22,6 @@ class Strategy(Enum):
         """The torch.distributed backend."""
         return "gloo" if self is Strategy.DDP_GLOO else "paceline"
 
-    @property
-    def connections_at_once(self) -> int:
-        """Over how many connections a rank sends at a time, by rings: Paceline's all-reduce has halves that run in
-        opposite directions and overlap; Gloo's has one direction, and DataParallel one half at a time."""
-        return 2 if self is Strategy.DDP else 1
-
 
 class Job(msgspec.Struct, frozen=True):
     """What to train and how. ``pace_bytes_per_s`` is what a rank may send where its link does not limit it."""

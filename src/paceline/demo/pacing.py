@@ -1,6 +1,6 @@
 """Thin links where there are none: the kernel paces every TCP connection of this process, without any privilege.
 
-It is a limit on a connection, not on a host: who sends to two peers at once sends twice as much.
+It is a limit on a connection, not on a host: who sends to two peers at once sends twice as much. Rings send to one.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ def open_stage(place: Place, num_ranks: int, rate_bytes_per_s: float) -> Iterato
             _start_here,
             int(rate_bytes_per_s),
             f"{num_ranks} ranks on one host that send by paced TCP, {rate} each; Paceline is kept to rings, "
-            "as Gloo is, with half the rate for each direction where both are used; "
-            "late ranks are planned around between hosts only",
+            "as Gloo is; late ranks are planned around between hosts only",
         )
         return
     with Lab(num_ranks, rate_bytes_per_s, rate_bytes_per_s) as lab:

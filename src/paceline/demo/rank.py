@@ -32,7 +32,7 @@ def main(rank: int, job: Job) -> None:
     """Train in one strategy after the other, each time from the same weights."""
     threading.Thread(target=_end_with_controller, daemon=True).start()
     torch.set_num_threads(1)  # ranks share the cores
-    digits = Digits.load(Path(job.folder))
+    digits = Digits.load()
     first: nn.Module | None = None
     for strategy in Strategy:
         store = FileStore(str(Path(job.folder) / strategy.name), job.num_ranks)

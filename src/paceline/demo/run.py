@@ -1,17 +1,15 @@
-"""Runs a demonstration: data, a stage, ranks, and bars that show how far they are."""
+"""Runs a demonstration: a stage, ranks, and bars that show how far they are."""
 
 from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.demo import figures
 from paceline.demo.crew import Crew
-from paceline.demo.data import save_digits
 from paceline.demo.figures import Training
 from paceline.demo.messages import Job, Strategy
 from paceline.demo.places import Place, open_stage
@@ -36,7 +34,6 @@ def demonstrate(place: Place, iterations: int, late_s: float, rate_bytes_per_s: 
         open_stage(place, NUM_RANKS, rate_bytes_per_s) as stage,
     ):
         out.print(stage.words, style="dim", soft_wrap=True)
-        save_digits(Path(folder))
         job = Job(folder, NUM_RANKS, iterations, LATE_RANK, late_s, stage.pace_bytes_per_s)
         with _progress(out) as progress, Crew(job, stage) as crew:
             tasks = {strategy: progress.add_task(strategy.value, total=iterations, news="") for strategy in Strategy}

@@ -118,7 +118,7 @@ def train(strategy: Strategy, module: nn.Module, digits: Digits, job: Job, say: 
     for number in range(job.iterations):
         if job.pace_bytes_per_s:
             # Again in each iteration, because connections are opened when first needed.
-            pace_connections(job.pace_bytes_per_s // strategy.connections_at_once)
+            pace_connections(job.pace_bytes_per_s)
         began_s = time.perf_counter()
         images, labels = digits.batch(number, job.batch, rank, job.num_ranks, job.seed)
         time.sleep(lag_s)  # a slow disk, a long document

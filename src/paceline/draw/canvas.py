@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -27,8 +34,15 @@ def check_picture_path(path: Path) -> None:
     new_figure(1, 1)
     if path.suffix not in FORMATS:
         raise UsageError(f"a picture is saved as {', '.join(FORMATS)}, not as {path.name}")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+    try:
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+        is_new = not os.path.lexists(path)
+        path.open("ab").close()  # the only sure way to know; what a file holds stays as it is
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; name a file elsewhere") from None
 
 
 def save_figure(figure: Figure, path: Path) -> None:

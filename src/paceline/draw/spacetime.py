@@ -133,7 +133,7 @@ def _label(axes: Axes, plan: Plan, unit_s: float, unit: str) -> None:
     for side in ("right", "bottom", "top"):
         axes.spines[side].set_visible(False)
     after = " after the last arrival" if last > 0 else ""
-    ratio = f", {cost.ratio:.2f} of the limit" if cost.bound_s > 0 else ""
+    ratio = f", {cost.ratio:.2f} times the limit" if cost.bound_s > 0 else ""
     axes.set_title(
         f"{plan.algorithm}: {plan.schedule.collective}, {format_size(plan.size_bytes)} on {plan.cluster.name}\n"
         f"{format_duration(cost.exposed_s)}{after}{ratio}",

@@ -20,6 +20,10 @@ LOCAL_RATE_BYTES_PER_S = 4e9
 LOCAL_LATENCY_S = 5e-6
 """Ranks of one host, where nothing was measured: what a core copies, and what a frame costs."""
 
+NOMINAL_RATE_BYTES_PER_S = 1.25e9
+NOMINAL_LATENCY_S = 30e-6
+"""Between hosts, where nothing was measured or given: 10 Gbit/s Ethernet."""
+
 _CLOSE = 1.02
 """Prices this close are equal: the model does not know better, and the simpler algorithm is taken."""
 
@@ -120,9 +124,9 @@ def cluster_of(
     """
     names = list(dict.fromkeys(hosts))
     plain = Host(local_bytes_per_s=LOCAL_RATE_BYTES_PER_S, local_latency_s=LOCAL_LATENCY_S)
-    latency_s = plain.latency_s if latency_s is None else latency_s
+    latency_s = NOMINAL_LATENCY_S if latency_s is None else latency_s
     if rate_bytes_per_s is None:
-        rate_bytes_per_s = plain.up_bytes_per_s
+        rate_bytes_per_s = NOMINAL_RATE_BYTES_PER_S
     if isinstance(rate_bytes_per_s, (int, float)):
         rate_bytes_per_s = [rate_bytes_per_s] * len(hosts)
     rates = [rate_bytes_per_s[hosts.index(name)] for name in names]

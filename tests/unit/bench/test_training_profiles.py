@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 
 from paceline.bench.training.architectures import ARCHITECTURES
-from paceline.bench.training.profile import PUBLISHED, load_profile, uniform_profile
+from paceline.bench.training.profile import PUBLISHED, SHAPES, load_profile, uniform_profile
 from paceline.errors import UsageError
 
 # Parameters, tensors, and milliseconds of an iteration on one GPU.
@@ -56,6 +56,31 @@ def test_every_published_model_has_an_architecture() -> None:
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(UsageError, match="resnet50, densenet201"):
         load_profile("alexnet")
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_shapes_are_found_by_their_names(model: str) -> None:
+    profile = load_profile(model)
+    assert profile.model == model
+    assert profile.compute_s == pytest.approx(0.3)
+    assert profile.source.startswith("synthetic")
+
+
+def test_a_cnn_has_its_parameters_at_the_end_and_its_computation_at_the_front() -> None:
+    layers = load_profile("cnn_like").layers
+    sizes, times = [sum(layer.sizes) for layer in layers], [layer.backward_s for layer in layers]
+    assert sizes == sorted(sizes)
+    assert times == sorted(times, reverse=True)
+    assert sum(sizes[16:]) > 0.9 * sum(sizes)
+    assert sum(times[:16]) == pytest.approx(0.7 * sum(times))
+
+
+def test_a_transformer_has_an_embedding_and_equal_blocks() -> None:
+    embedding, *blocks = load_profile("transformer_like").layers
+    assert embedding.backward_s == 0.0
+    assert embedding.sizes == (30_000 * 768,)
+    assert len({(layer.sizes, layer.backward_s) for layer in blocks}) == 2
+    assert len(blocks) == 24
 
 
 def test_uniform_layers_are_equal() -> None:

@@ -46,6 +46,15 @@ def test_a_collective_is_known_however_it_is_written() -> None:
         assert "ends before it begins" in wrong.stderr
 
 
+@pytest.mark.parametrize("ratio", ["0", "-1", "4/0", "nan", "1e999", "half"])
+def test_a_ratio_is_a_positive_number(ratio: str) -> None:
+    wrong = paceline("bench", "training", "--model", "uniform", "--ratio", ratio)
+    assert wrong.returncode == 2
+    assert wrong.stderr == (
+        f"paceline: error: --ratio is communication over computation, like 1.2 or 4/3, not {ratio!r}\n"
+    )
+
+
 def test_plan_shows_proof_cost_and_ring(tmp_path: Path) -> None:
     done = paceline(
         "plan", "allreduce", "--ranks", "8", "--algorithm", "stragglar", "--late", "3", "--pieces", "1",
@@ -175,6 +184,7 @@ WRONG = [
     (["verify", "none.json"], "cannot read none.json"),
     (["demo", "--picture", "demo.gif"], "a picture is saved as .png"),
     (["demo", "--picture", "no/such/folder/demo.png"], "there is no folder"),
+    (["demo", "--picture", "folder.png"], "cannot write folder.png: Is a directory"),
     (["demo", "--late", "200"], "'200' is not a duration"),
     (["demo", "--late", "5min"], "--late is at most 10 s"),
     (["demo", "--rate", "fast"], "is not a rate"),
@@ -194,6 +204,7 @@ def test_wrong_arguments_get_a_sentence_and_exit_code_2(
     sentence: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("folder.png").mkdir()
     monkeypatch.setattr(sys, "argv", ["paceline", *arguments])  # in this process: starting one takes longer than these
     with pytest.raises(SystemExit) as end:
         run()

@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 import socket
 
+import pytest
+import torch.distributed as dist
+
+from paceline.demo import trainings
+from paceline.demo.data import Digits, make_model
+from paceline.demo.messages import Job, Strategy
 from paceline.demo.pacing import SO_MAX_PACING_RATE, pace_connections
 
 
@@ -17,3 +23,17 @@ def test_tcp_connections_are_paced_and_nothing_else() -> None:
             assert set(os.listdir("/proc/self/fd")) == before
             assert one.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == 1_000_000
             assert plain.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) != 1_000_000
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_all_strategies_are_paced_alike(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo's rings and Paceline's send to one neighbour only, in both halves of an all-reduce."""
+    rates: list[int] = []
+    monkeypatch.setattr(trainings, "pace_connections", rates.append)
+    job = Job("", num_ranks=1, iterations=2, late_rank=0, late_s=0.0, pace_bytes_per_s=1_000_000)
+    dist.init_process_group(strategy.backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        trainings.train(strategy, make_model(job.seed), Digits.load(), job, lambda _: None)
+    finally:
+        dist.destroy_process_group()
+    assert rates == [1_000_000] * 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.policy.early import MOST_TRIALS, Trial, next_num_early
+from paceline.policy.early import MOST_TRIALS, Trial, early_buckets, next_num_early
 from paceline.train.dear.laps import STEPS_PER_TRIAL, Laps
 from paceline.train.dear.lookout import LOOK_AGAIN_STEPS, WARM_UP_STEPS, Lookout
 
@@ -68,3 +70,14 @@ def test_rank_0_tries_keeps_what_it_found_and_looks_again() -> None:
 def test_one_bucket_is_never_all_reduced() -> None:
     links = Links(fit=0)
     assert set(links.run(Lookout(1, Laps(lambda: links.now_s)), 100)) == {0}
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 3, 8, 23])
+def test_early_buckets_are_as_many_as_asked_and_spread(num_buckets: int) -> None:
+    for num_early in range(num_buckets):
+        early = early_buckets(num_early, num_buckets)
+        assert len(early) == num_buckets
+        assert sum(early) == num_early
+        assert not early[0]
+        places = [number for number, one in enumerate(early) if one]
+        assert all(b - a <= -(-(num_buckets - 1) // num_early) for a, b in itertools.pairwise(places))

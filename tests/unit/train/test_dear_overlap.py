@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,15 +43,27 @@ def test_a_trace_has_an_event_for_each_operation() -> None:
     assert events[0]["dur"] == pytest.approx(0.4e6)
 
 
+class Done:
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> bool:
+        return True
+
+
 def test_a_recorder_returns_steps_whose_all_gathers_are_over(tmp_path: Path) -> None:
     recorder = Recorder(0)
-    recorder.launched("all-gather", 0, 10)
+    work: Any = Done()
+    launched = recorder.launched("all-gather", 0, 10, work)
     assert recorder.next_step() is None
-    recorder.waited("all-gather", 0, began_s=recorder.steps[0].flights[0].launched_s + 1.0, was_done=True)
+    assert launched.is_completed()
+    launched.wait()
     done = recorder.next_step()
     assert done is not None
     assert done.step == 0
     assert done.flights[0].waited_s == 0.0
-    assert done.in_flight_s == pytest.approx(1.0)
+    flight = done.flights[0]
+    assert flight.done_s is not None
+    assert done.in_flight_s == flight.done_s - flight.launched_s > 0
     recorder.save(tmp_path / "trace.json")
     assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == 1

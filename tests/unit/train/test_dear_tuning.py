@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from paceline.errors import FileFormatError, UsageError
 from paceline.policy.fusion import TRIALS, Trial, best, next_threshold
 from paceline.train.dear.laps import STEPS_PER_TRIAL, Laps
-from paceline.train.dear.tuning import HIGH_BYTES, LOW_BYTES, Tuner, load, make_tuner
+from paceline.train.dear.tuning import HIGH_BYTES, LOW_BYTES, Tuner, load, make_tuner, save
 
 
 def _iteration_s(threshold_bytes: float, best_bytes: float) -> float:
@@ -94,6 +95,22 @@ def test_a_large_model_has_no_more_than_twenty_buckets_by_default() -> None:
     assert make_tuner(None, None, 100_000_000).threshold_bytes == 25_000_000
     assert make_tuner(None, None, 1_344_929_032).threshold_bytes == 67_246_451
     assert not make_tuner(None, None, 10**9).searching
+
+
+def test_without_clocks_there_is_no_search(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paceline.dear")
+    path = tmp_path / "fusion.json"
+    for model_bytes in (1_000_000, 10**9):
+        tuner = make_tuner("auto", path, model_bytes, may_search=False)
+        assert tuner.threshold_bytes == make_tuner(None, None, model_bytes).threshold_bytes
+        assert not tuner.searching
+    assert [line.getMessage() for line in caplog.records] == [
+        "fusion: no search, as PACELINE_DETERMINISTIC is set: 25 MB are fused",
+        "fusion: no search, as PACELINE_DETERMINISTIC is set: 50 MB are fused",
+    ]
+    save(path, 7_000_000, [])
+    assert make_tuner("auto", path, 10**9, may_search=False).threshold_bytes == 7_000_000
+    assert make_tuner(3, None, 10**9, may_search=False).threshold_bytes == 3_000_000
 
 
 def test_files_and_arguments_that_make_no_sense(tmp_path: Path) -> None:

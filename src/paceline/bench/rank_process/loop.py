@@ -138,6 +138,7 @@ class _Server:
         for _ in range(block.warmup):
             run()
         barrier()
+        processor_begin = time.process_time_ns()
         begin = clock()
         for _ in range(block.iterations):
             if settle:
@@ -146,8 +147,9 @@ class _Server:
             run()
             durations.append(clock() - start)
         loop = sum(durations) if settle else clock() - begin
+        processor = time.process_time_ns() - processor_begin
         gc.enable()
-        return Timed(durations, loop)
+        return Timed(durations, loop, processor_ns=processor)
 
     def timed_from_barriers(self, workload: Workload, block: Block) -> Timed:
         run, barrier, clock = workload.run, workload.barrier, time.monotonic_ns
@@ -158,6 +160,7 @@ class _Server:
         gc.disable()
         for turn in range(block.warmup + block.iterations):
             if turn == block.warmup:
+                processor_began = time.process_time_ns()
                 loop_began = clock()
             barrier()
             pause()
@@ -169,8 +172,9 @@ class _Server:
                 durations.append(clock() - begin)
                 begins.append(begin)
         loop = clock() - loop_began
+        processor = time.process_time_ns() - processor_began
         gc.enable()
-        return Timed(durations, loop, begins)
+        return Timed(durations, loop, begins, processor)
 
 
 def _pause(pause: Pause | None) -> Callable[[], None]:

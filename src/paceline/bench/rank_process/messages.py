@@ -36,7 +36,8 @@ class Prepare(msgspec.Struct, tag=True, frozen=True):
     """Make the buffers of an operation: ``count`` elements where nccl-tests' size is measured.
 
     ``late_s`` tells by rank who will be late, to those who want to know before. ``between_s`` is what a replayed layer
-    lasts less, because that much passes between layers anyway. ``memory`` is where torch's tensors lie (``MEMORIES``).
+    lasts less, because that much passes between layers anyway. ``first_count`` is the size of a replayed DDP's first
+    bucket, where that is smaller than the others. ``memory`` is where torch's tensors lie (``MEMORIES``).
     """
 
     operation: str
@@ -44,6 +45,7 @@ class Prepare(msgspec.Struct, tag=True, frozen=True):
     dtype: str
     late_s: dict[int, float] = {}
     between_s: float = 0.0
+    first_count: int = 0
     memory: str = "torch"
 
 
@@ -99,11 +101,13 @@ class Timed(msgspec.Struct, tag=True, frozen=True):
     """Duration of each iteration on this rank, and of the loop around them.
 
     ``begins_ns`` is when each began, on the monotonic clock that all processes of this machine share.
+    ``processor_ns`` is the processor time of all threads of the rank during the loop.
     """
 
     durations_ns: list[int]
     loop_ns: int
     begins_ns: list[int] = []
+    processor_ns: int = 0
 
 
 class Pong(msgspec.Struct, tag=True, frozen=True):

@@ -16,23 +16,30 @@ from paceline.bench.measure import Samples
 from paceline.bench.rank_process.messages import Block, Prepare, Prepared, Timed
 from paceline.bench.results import Machine
 from paceline.bench.training.profile import Profile
-from paceline.bench.training.results import Row, Setting, TrainingResults
-from paceline.bench.training.scaling import Scale, bounds_of, layered_s
+from paceline.bench.training.results import Row, Setting, TrainingResults, Trial, best_ddp
+from paceline.bench.training.scaling import Scale, bounds_of
 from paceline.bench.training.strategies import (
     ALONE,
-    AUTO_BYTES,
+    AUTO,
     CHECKED_STEPS,
+    DDP,
+    DDP_BUCKETS,
     DEAR,
     SETTLING_ITERATIONS,
     SHARDED,
+    TRIED_BYTES,
+    TRIED_ITERATIONS,
+    TRIED_WITHOUT_FIRST,
     TUNED,
     TUNING_ITERATIONS,
+    Buckets,
     Job,
     replayer,
 )
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 from paceline.policy.fusion import USUAL_BYTES, usual_threshold
+from paceline.units import format_size
 
 if TYPE_CHECKING:
     from paceline.lab import Lab
@@ -49,6 +56,7 @@ class Replay:
     """What to replay: a profile at its true size, its scale, the cluster it is scaled to, and who takes part.
 
     ``bucket_bytes`` is that of the true model; it is scaled like sizes are. None: what each strategy fuses by itself.
+    With ``clip``, gradients are clipped in each iteration.
     """
 
     profile: Profile
@@ -60,6 +68,7 @@ class Replay:
     iterations: int = 15
     rounds: int = 3
     bucket_bytes: int | None = None
+    clip: bool = False
     timeout_s: float = 120.0
     scaled: Profile = field(init=False)
 
@@ -73,23 +82,33 @@ class Replay:
 
     def job(self, strategy: str) -> Job:
         """What the ranks of a strategy are told."""
-        return Job(strategy, self.profile.model, self.scale.size_factor, self.scale.time_factor)
+        return Job(strategy, self.profile.model, self.scale.size_factor, self.scale.time_factor, self.clip)
 
     @property
     def words(self) -> str:
         """What the ranks are doing."""
         return f"a replay of {self.profile.model}"
 
-    def scaled_bucket_bytes(self, strategy: str) -> int:
-        """What a strategy fuses in the lab."""
-        true_bytes = self.bucket_bytes
-        if true_bytes is None:
-            true_bytes = usual_threshold(self.profile.gradient_bytes) if strategy.startswith(DEAR) else USUAL_BYTES
-        return max(1, round(true_bytes * self.scale.size_factor))
+    def buckets(self, strategy: str) -> Buckets:
+        """What a strategy fuses in the lab if nothing is tuned."""
+        if self.bucket_bytes is not None:
+            true = Buckets(self.bucket_bytes)
+        elif strategy.startswith(DDP):
+            true = DDP_BUCKETS
+        else:
+            is_dear = strategy.startswith(DEAR)
+            true = Buckets(usual_threshold(self.profile.gradient_bytes) if is_dear else USUAL_BYTES)
+        return true.scaled(self.scale.size_factor)
 
-    def setting(self, lab: Lab | None) -> Setting:
+    def tried(self) -> list[Buckets]:
+        """What is tried for DDP in the lab, with its small first bucket where that is smaller than the others."""
+        whole, first = self.scaled.gradient_bytes, DDP_BUCKETS.scaled(self.scale.size_factor).first
+        scaled = {max(1, round(size * self.scale.size_factor)) for size in TRIED_BYTES}
+        sizes = [*sorted(size for size in scaled if size < whole), whole]
+        return [Buckets(size, first if first < size else 0) for size in sizes]
+
+    def setting(self, lab: Lab | None, buckets: Mapping[str, Buckets]) -> Setting:
         """How to read the figures; without a lab there are no limits."""
-        bounds = bounds_of(self.scaled, lab.cluster) if lab else None
         return Setting(
             model=self.profile.model,
             source=self.profile.source,
@@ -101,11 +120,11 @@ class Replay:
             size_factor=self.scale.size_factor,
             time_factor=self.scale.time_factor,
             gradient_bytes=self.scaled.gradient_bytes,
-            bucket_bytes={name: self.scaled_bucket_bytes(name) for name in self.strategies},
+            buckets=dict(buckets),
+            clip=self.clip,
             forward_s=self.scaled.forward_s,
             backward_s=self.scaled.backward_s,
-            bounds=bounds,
-            layered_s=layered_s(self.scaled, bounds) if bounds else None,
+            bounds=bounds_of(self.scaled, lab.cluster) if lab else None,
         )
 
 
@@ -117,21 +136,28 @@ def measure(replay: Replay, lab: Lab | None, seen: Seen) -> TrainingResults:
     contenders = [replayer(replay.job(name)) for name in names]
     with crews(contenders, replay.num_ranks, program=PROGRAM, lab=lab, timeout_s=replay.timeout_s) as started:
         between_s = calibrate(started[-1], replay, seen)
-        found = {}
+        found: dict[str, Samples] = {}
+        buckets: dict[str, Buckets] = {}
+        tuning: dict[str, list[Trial]] = {}
         for crew in started:
             name = crew.contender.name
             seen(f"{name} {'finds its bucket size' if name.endswith(TUNED) else 'checks its weights'}", 0.0)
-            if name.endswith(TUNED):
+            if name.endswith(TUNED) and name.startswith(DEAR):
                 found[name] = searched(crew, replay, between_s)
             else:
-                found[name] = prepared(crew, replay, order_for(replay, replay.scaled_bucket_bytes(name), between_s))
+                buckets[name] = replay.buckets(name)
+                if name.endswith(TUNED):
+                    tuning[name] = tune(crew, replay, between_s, seen)
+                    buckets[name] = fastest(tuning[name])[0].buckets
+                found[name] = prepared(crew, replay, order_for(replay, buckets[name], between_s))
+                found[name].wrong += sum(trial.wrong for trial in tuning.get(name, ()))
             settle(crew, replay)
         take_turns(started, found, replay, seen)
         versions = {crew.contender.name: crew.versions for crew in started}
         environment = {crew.contender.name: crew.contender.variables for crew in started}
-    setting = replay.setting(lab)
+    setting = replay.setting(lab, {name: size for name, size in buckets.items() if name != ALONE})
     rows = [Row.of(name, samples, found, setting) for name, samples in found.items()]
-    return TrainingResults(setting, replay.rounds, versions, environment, machine, rows)
+    return TrainingResults(setting, tuning, best_ddp(found), replay.rounds, versions, environment, machine, rows)
 
 
 def calibrate(alone: Crew, replay: Replay, seen: Seen) -> float:
@@ -142,7 +168,7 @@ def calibrate(alone: Crew, replay: Replay, seen: Seen) -> float:
     seen("measuring what passes between layers", 0.0)
     between_s = 0.0
     for _ in range(2):
-        samples = prepared(alone, replay, order_for(replay, replay.scaled_bucket_bytes(ALONE), between_s))
+        samples = prepared(alone, replay, order_for(replay, replay.buckets(ALONE), between_s))
         add_block(alone, samples, replay, Block(1, CALIBRATED_STEPS))
         beyond_s = samples.summary().median_s - replay.scaled.compute_s
         between_s = max(0.0, between_s + beyond_s / (2 * len(replay.scaled.layers)))
@@ -163,9 +189,28 @@ def settle(crew: Crew, replay: Replay) -> None:
 
 def searched(crew: Crew, replay: Replay, between_s: float) -> Samples:
     """The same for a strategy that finds its bucket size; then it has time to do so."""
-    samples = prepared(crew, replay, order_for(replay, AUTO_BYTES, between_s))
+    samples = prepared(crew, replay, order_for(replay, AUTO, between_s))
     add_block(crew, Samples(), replay, Block(0, TUNING_ITERATIONS - CHECKED_STEPS))
     return samples
+
+
+def tune(crew: Crew, replay: Replay, between_s: float, seen: Seen) -> list[Trial]:
+    """Time DDP with each bucket size that is tried, then the fastest ones without the small first bucket, too."""
+
+    def tried(buckets: Buckets) -> Trial:
+        seen(f"{crew.contender.name} tries buckets of {format_size(buckets.size)}", 0.0)
+        samples = prepared(crew, replay, order_for(replay, buckets, between_s))
+        add_block(crew, samples, replay, Block(1, TRIED_ITERATIONS))
+        return Trial(buckets, samples.summary(), samples.wrong)
+
+    trials = [tried(buckets) for buckets in replay.tried()]
+    without = [trial.buckets for trial in fastest(trials)[:TRIED_WITHOUT_FIRST] if trial.buckets.first]
+    return trials + [tried(Buckets(buckets.size)) for buckets in without]
+
+
+def fastest(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials with the shortest medians first."""
+    return sorted(trials, key=lambda trial: trial.time.median_s)
 
 
 def take_turns(started: Sequence[Crew], found: Mapping[str, Samples], replay: Replay, seen: Seen) -> None:
@@ -185,6 +230,6 @@ def add_block(crew: Crew, samples: Samples, replay: Replay, block: Block) -> Non
     samples.add(crew.ask(block, Timed, replay.words, expected_s=expected_s))
 
 
-def order_for(replay: Replay, bucket_bytes: int, between_s: float = 0.0) -> Prepare:
+def order_for(replay: Replay, buckets: Buckets, between_s: float = 0.0) -> Prepare:
     """What all ranks of a run are told to prepare."""
-    return Prepare(replay.words, bucket_bytes, "bytes", between_s=between_s)
+    return Prepare(replay.words, buckets.size, "bytes", between_s=between_s, first_count=buckets.first)

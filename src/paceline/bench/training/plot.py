@@ -25,8 +25,8 @@ def draw_training(results: TrainingResults, path: Path) -> None:
     exposed = [median - part for median, part in zip(medians, computed, strict=True)]
     axes.barh(names, exposed, left=computed, xerr=whiskers, color="tab:orange", label="exposed communication")
     if results.setting.bounds is not None:
-        axes.axvline(results.setting.bounds.dear_s, color="tab:green", ls="--", label="DeAR's bound")
-        axes.axvline(results.setting.bounds.wait_free_s, color="tab:red", ls=":", label="wait-free bound")
+        axes.axvline(results.setting.bounds.layers_s, color="tab:green", ls="--", label="layers' bound")
+        axes.axvline(results.setting.bounds.wait_free_layers_s, color="tab:red", ls=":", label="DDP's layers' bound")
     axes.invert_yaxis()
     axes.set_xlabel("iteration [s]")
     axes.legend(fontsize=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4)
@@ -46,7 +46,7 @@ def draw_sweep(results: SweepResults, path: Path) -> None:
     axes.fill_between(sizes, low, high, alpha=0.2, lw=0)
     axes.axhline(results.tuned.time.median_s, color="tab:green", ls="--", label="tuned")
     if results.setting.bounds is not None:
-        axes.axhline(results.setting.bounds.dear_s, color="black", ls=":", label="DeAR's bound")
+        axes.axhline(results.setting.bounds.layers_s, color="black", ls=":", label="layers' bound")
     axes.set_xscale("log")
     axes.set_xlabel("bucket [bytes]")
     axes.set_ylabel("iteration [s], with quartiles")

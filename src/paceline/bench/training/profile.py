@@ -2,13 +2,13 @@
 
 Iteration times of one GPU are published (:data:`PUBLISHED`). They are apportioned: a third to the forward pass and two
 thirds to backpropagation, then to layers, in proportion to measured times of backpropagation where there are some
-(``profiles/``), else to multiply-adds.
+(``profiles/``), else to multiply-adds. :data:`SHAPES` has models made up for clear figures.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -96,8 +96,10 @@ class Profile:
 
 def load_profile(model: str) -> Profile:
     """The profile of a model, at its true size and speed."""
+    if model in SHAPES:
+        return SHAPES[model]()
     if model not in ARCHITECTURES:
-        raise UsageError(f"there is no model {model!r} to replay; there are {', '.join(ARCHITECTURES)}")
+        raise UsageError(f"there is no model {model!r} to replay; there are {', '.join((*ARCHITECTURES, *SHAPES))}")
     layers, published = ARCHITECTURES[model](), PUBLISHED[model]
     measured = _measured(model)
     weights = _backward_of(layers, measured) if measured else [layer.multiply_adds for layer in layers]
@@ -114,6 +116,36 @@ def uniform_profile(num_layers: int = 32, elements: int = 800_000, iteration_s: 
     layers = [Layer(f"layer{number}", ((elements,),), 1.0) for number in range(num_layers)]
     source = f"synthetic: {num_layers} equal layers"
     return Profile("uniform", apportioned(layers, [1.0] * num_layers, iteration_s), source)
+
+
+def cnn_like_profile(per_stage: int = 8, iteration_s: float = 0.3) -> Profile:
+    """Four stages of convolutions: parameters grow towards the end, and most of the computation is at the front."""
+    layers = []
+    for stage, channels in enumerate((64, 128, 256, 512)):
+        shapes = ((channels, channels, 3, 3), (channels,))
+        layers += [Layer(f"stage{stage}.{number}", shapes, 4.0 - stage) for number in range(per_stage)]
+    source = (
+        f"synthetic: 4 stages of {per_stage} convolutions, 64 to 512 channels; times of the stages are 4 : 3 : 2 : 1"
+    )
+    return Profile("cnn_like", apportioned(layers, [one.multiply_adds for one in layers], iteration_s), source)
+
+
+def transformer_like_profile(blocks: int = 12, width: int = 768, iteration_s: float = 0.3) -> Profile:
+    """An embedding, which takes no time, and equal blocks of attention and a perceptron."""
+    layers = [Layer("embedding", ((30_000, width),), 0.0)]
+    for number in range(blocks):
+        layers.append(Layer(f"block{number}.attention", ((4, width, width), (4, width)), 4.0))
+        layers.append(Layer(f"block{number}.perceptron", ((8, width, width), (5, width)), 8.0))
+    source = f"synthetic: an embedding of 30,000 words and {blocks} equal blocks of width {width}"
+    return Profile("transformer_like", apportioned(layers, [one.multiply_adds for one in layers], iteration_s), source)
+
+
+SHAPES: dict[str, Callable[[], Profile]] = {
+    "uniform": uniform_profile,
+    "cnn_like": cnn_like_profile,
+    "transformer_like": transformer_like_profile,
+}
+"""Models of no paper, by the names of the command line."""
 
 
 def apportioned(layers: Sequence[Layer], weights: Sequence[float], iteration_s: float) -> tuple[LayerProfile, ...]:

@@ -15,14 +15,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.bench.rank_process.messages import Prepare, Ready, Setup
-from paceline.bench.training.profile import load_profile, uniform_profile
+from paceline.bench.training.profile import load_profile
 from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, groups_of
 from paceline.bench.training.scaling import Scale
-from paceline.bench.training.strategies import ALONE, AUTO_BYTES, CHECKED_STEPS, DEAR, SHARDED, VARIABLE, Job
+from paceline.bench.training.strategies import ALONE, AUTO, CHECKED_STEPS, DEAR, SHARDED, VARIABLE, Buckets, Job
 from paceline.errors import UsageError
 from paceline.train.dear.wrapper import DataParallel
 
 _PREFETCHED_GROUPS = 2
+_MAX_NORM = 1e12  # clipping takes its time, and changes nothing: weights can be checked
 
 
 class ReplayRank:
@@ -34,8 +35,7 @@ class ReplayRank:
         dist.init_process_group(setup.backend)
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.job = msgspec.json.decode(os.environ[VARIABLE], type=Job)
-        true = uniform_profile() if self.job.model == "uniform" else load_profile(self.job.model)
-        self.profile = Scale(self.job.size_factor, self.job.time_factor).apply(true)
+        self.profile = Scale(self.job.size_factor, self.job.time_factor).apply(load_profile(self.job.model))
         versions = {"paceline": version("paceline")} if setup.backend == "paceline" else {}
         self.ready = Ready(self.rank, self.num_ranks, {**versions, "torch": str(torch.__version__)})
         self.barrier: Callable[[], object] = dist.barrier
@@ -48,8 +48,9 @@ class ReplayRank:
         self.model = None  # the old one's hooks go first
         groups = groups_of(self.profile, order.count) if self.job.strategy == "fsdp2" else None
         self.replay = ReplayModel(self.profile, self.rank, groups, order.between_s)
-        self.model, self.optimizer = wrap(self.job.strategy, self.replay, order.count)
-        self.replay.pace.enabled = order.count == AUTO_BYTES  # a search measures iterations from the first on
+        buckets = Buckets(order.count, order.first_count)
+        self.model, self.optimizer = wrap(self.job.strategy, self.replay, buckets)
+        self.replay.pace.enabled = buckets == AUTO  # a search measures iterations from the first on
         for _ in range(CHECKED_STEPS):
             self.run()
         self.replay.pace.enabled = True
@@ -62,6 +63,8 @@ class ReplayRank:
             self.barrier()
         self.optimizer.zero_grad()
         self.model(self.inputs).sum().backward()
+        if self.job.clip:
+            clip(self.model)
         self.optimizer.step()
 
     def close(self) -> None:
@@ -70,9 +73,9 @@ class ReplayRank:
         dist.destroy_process_group()
 
 
-def wrap(strategy: str, model: ReplayModel, bucket_bytes: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def wrap(strategy: str, model: ReplayModel, buckets: Buckets) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model as a strategy trains it, and its optimizer."""
-    if bucket_bytes == AUTO_BYTES and not strategy.startswith(DEAR):
+    if buckets == AUTO and not strategy.startswith(DEAR):
         raise UsageError(f"{strategy} does not find a bucket size by itself: give it one")
     if strategy == "fsdp2":
         sharded = _fully_sharded(model)
@@ -81,11 +84,20 @@ def wrap(strategy: str, model: ReplayModel, bucket_bytes: int) -> tuple[nn.Modul
     if strategy == ALONE:
         return model, optimizer
     if strategy.startswith(DEAR):
-        bucket_mb: float | str = "auto" if bucket_bytes == AUTO_BYTES else bucket_bytes / 1e6
+        bucket_mb: float | str = "auto" if buckets == AUTO else buckets.size / 1e6
         return DataParallel(model, optimizer, sharded=SHARDED in strategy, bucket_mb=bucket_mb), optimizer
-    # As PyTorch counts: a megabyte is 1024 * 1024 bytes here. Views spare DDP a copy, as users are advised.
-    ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_bytes / 2**20, gradient_as_bucket_view=True)
-    return ddp, optimizer
+    # The list of the first bucket's size and of all others is what DDP makes of its defaults. PyTorch's megabytes have
+    # 1024 * 1024 bytes. Views spare DDP a copy, as users are advised.
+    caps: Any = [size / 2**20 for size in (buckets.first, buckets.size) if size]
+    return DistributedDataParallel(model, bucket_cap_mb_list=caps, gradient_as_bucket_view=True), optimizer
+
+
+def clip(model: nn.Module) -> None:
+    """Clip the gradients as the users of each strategy do."""
+    if isinstance(model, DataParallel):
+        model.clip_grad_norm_(_MAX_NORM)
+    else:
+        nn.utils.clip_grad_norm_(model.parameters(), _MAX_NORM)
 
 
 def _fully_sharded(model: ReplayModel) -> nn.Module:

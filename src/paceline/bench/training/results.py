@@ -10,7 +10,7 @@ from paceline.bench.figures import Ratio, Summary
 from paceline.bench.measure import Samples
 from paceline.bench.results import Machine
 from paceline.bench.training.bounds import Bounds
-from paceline.bench.training.strategies import ALONE
+from paceline.bench.training.strategies import ALONE, DDP, Buckets
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -26,52 +26,67 @@ class Setting(msgspec.Struct, frozen=True):
     size_factor: float
     time_factor: float
     gradient_bytes: int
-    bucket_bytes: dict[str, int]  # by strategy
+    buckets: dict[str, Buckets]  # by strategy; those that search while they train are not there
+    clip: bool
     forward_s: float
     backward_s: float
     bounds: Bounds | None
-    layered_s: float | None
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """What a tuned DDP did with one choice of buckets, before the clock ran."""
+
+    buckets: Buckets
+    time: Summary
+    wrong: int
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One strategy. ``exposed_s`` is what it takes longer than the computation alone, of the same run; ``hidden_s`` is
-    the rest of what communication takes at the limit of the links. Ratios are a peer's time over this one's.
+    """One strategy. ``exposed_s`` is what it takes longer than the computation alone, of the same run. Ratios are a
+    peer's time over this one's: ``best_ddp_over`` that of the fastest DDP of the run.
     """
 
     strategy: str
     time: Summary
     wrong: int
     exposed_s: float
-    hidden_s: float | None
+    best_ddp_over: Ratio | None
     ddp_gloo_over: Ratio | None
     ddp_over: Ratio | None
-    over_dear_bound: float | None
-    over_wait_free_bound: float | None
-    over_layered_bound: float | None
+    over_bound: float | None
+    over_layers_bound: float | None
+    over_wait_free_layers_bound: float | None
 
     @classmethod
     def of(cls, name: str, samples: Samples, found: Mapping[str, Samples], setting: Setting) -> Row:
         """The figures of one of the strategies that were measured side by side."""
-        time, bounds = samples.summary(), setting.bounds
-        exposed_s = max(0.0, time.median_s - found[ALONE].summary().median_s)
+        time, bounds, best = samples.summary(), setting.bounds, best_ddp(found)
         return cls(
             strategy=name,
             time=time,
             wrong=samples.wrong,
-            exposed_s=exposed_s,
-            hidden_s=max(0.0, bounds.all_reduce_s - exposed_s) if bounds and name != ALONE else None,
+            exposed_s=max(0.0, time.median_s - found[ALONE].summary().median_s),
+            best_ddp_over=found[best].over(samples) if best else None,
             ddp_gloo_over=found["ddp-gloo"].over(samples) if "ddp-gloo" in found else None,
             ddp_over=found["ddp"].over(samples) if "ddp" in found else None,
-            over_dear_bound=time.median_s / bounds.dear_s if bounds else None,
-            over_wait_free_bound=time.median_s / bounds.wait_free_s if bounds else None,
-            over_layered_bound=time.median_s / setting.layered_s if setting.layered_s else None,
+            over_bound=time.median_s / bounds.any_schedule_s if bounds else None,
+            over_layers_bound=time.median_s / bounds.layers_s if bounds else None,
+            over_wait_free_layers_bound=time.median_s / bounds.wait_free_layers_s if bounds else None,
         )
 
 
+def best_ddp(found: Mapping[str, Samples]) -> str | None:
+    """The strategy of DistributedDataParallel with the shortest median, if there is one."""
+    names = [name for name in found if name.startswith(DDP)]
+    return min(names, key=lambda name: found[name].summary().median_s, default=None)
+
+
 class TrainingResults(msgspec.Struct, frozen=True):
-    """A whole run."""
+    """A whole run. ``tuning`` has all that the tuned DDPs tried, in the order of the trials."""
 
     setting: Setting
+    tuning: dict[str, list[Trial]]
+    best_ddp: str | None
     rounds: int
     versions: dict[str, dict[str, str]]
     environment: dict[str, dict[str, str]]

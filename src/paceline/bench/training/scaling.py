@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 
 ITERATION_S = 1.0
-"""What an iteration at the bound takes, unless told otherwise."""
+"""What an iteration takes at the bound of every schedule, unless told otherwise."""
 
 _MANY_BYTES = 1 << 30
 
@@ -49,10 +49,9 @@ def lab_s_per_byte(cluster: Cluster) -> float:
 
 
 def fit(profile: Profile, network_s_per_byte: float, cluster: Cluster, time_factor: float | None = None) -> Scale:
-    """The scale for a cluster; by default an iteration at DeAR's bound takes about :data:`ITERATION_S`."""
+    """The scale for a cluster; by default the longer of computation and all-reduce takes :data:`ITERATION_S`."""
     if time_factor is None:
-        half_s = profile.gradient_bytes * network_s_per_byte / 2
-        time_factor = ITERATION_S / Bounds(profile.forward_s, profile.backward_s, half_s, half_s).dear_s
+        time_factor = ITERATION_S / max(profile.compute_s, profile.gradient_bytes * network_s_per_byte)
     if not time_factor > 0:
         raise UsageError(f"--scale is what times are multiplied by, a positive number, not {time_factor}")
     return Scale(time_factor * network_s_per_byte / lab_s_per_byte(cluster), time_factor)
@@ -64,18 +63,4 @@ def bounds_of(profile: Profile, cluster: Cluster) -> Bounds:
         limit_s(operation, cluster, profile.gradient_bytes) or 0.0
         for operation in (Operation.REDUCE_SCATTER, Operation.ALL_GATHER)
     ]
-    return Bounds(profile.forward_s, profile.backward_s, *halves)
-
-
-def layered_s(profile: Profile, bounds: Bounds) -> float:
-    """DeAR's bound with these layers, however they are cut into buckets: what is ready last and needed first shows."""
-    sent_s, gathered_s = (half_s / profile.num_elements for half_s in (bounds.reduce_scatter_s, bounds.all_gather_s))
-    computed_s = link_s = 0.0
-    for layer in reversed(profile.layers):
-        computed_s += layer.backward_s
-        link_s = max(link_s, computed_s) + sum(layer.sizes) * sent_s
-    computed_s = link_s = max(computed_s, link_s)
-    for layer in profile.layers:
-        link_s += sum(layer.sizes) * gathered_s
-        computed_s = max(computed_s, link_s) + layer.forward_s
-    return computed_s
+    return Bounds.of(profile.layers, *halves)

@@ -22,7 +22,9 @@ ALONE = "alone"
 
 STRATEGIES = {
     "ddp-gloo": "gloo",
+    "ddp-gloo-tuned": "gloo",
     "ddp": "paceline",
+    "ddp-tuned": "paceline",
     "dear": "paceline",
     "dear-sharded": "paceline",
     "dear-tuned": "paceline",
@@ -31,20 +33,32 @@ STRATEGIES = {
 }
 """Names of the command line, and the backend they run on."""
 
+USUAL_STRATEGIES = ("ddp-gloo", "ddp-gloo-tuned", "ddp", "ddp-tuned", "dear", "dear-sharded")
+"""What a fair comparison needs: DDP with its defaults and at its best, on both backends; both modes of DataParallel."""
+
+DDP = "ddp"
+"""How the names of strategies begin that are DistributedDataParallel's."""
+
 DEAR = "dear"
 """How the names of strategies begin that are DataParallel's."""
 
 SHARDED = "-sharded"
 """What their names have in them where they shard."""
 
-AUTO_BYTES = 0
-"""The bucket size that asks a strategy to find its own."""
-
 TUNED = "-tuned"
 """How the name of a strategy ends that finds its own before the clock runs."""
 
 TUNING_ITERATIONS = 60
-"""So many iterations a search may take; then the clock runs."""
+"""So many iterations the search of DataParallel may take; then the clock runs."""
+
+TRIED_ITERATIONS = 4
+"""So many iterations DDP is timed with each bucket size that is tried, after it has made its buckets."""
+
+TRIED_BYTES = tuple(size * 2**20 for size in (1, 4, 10, 25, 50, 100))
+"""Bucket sizes of the true model that are tried for DDP; the whole model in one bucket is tried, too."""
+
+TRIED_WITHOUT_FIRST = 2
+"""So many of the fastest sizes are tried once more without the small first bucket."""
 
 SETTLING_ITERATIONS = 50
 """So many more has DataParallel to find how many buckets it all-reduces (ten steps, then eight trials of five)."""
@@ -54,12 +68,35 @@ CHECKED_STEPS = 6
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What a rank replays, and how. ``model`` is a name, or "uniform"."""
+    """What a rank replays, and how. With ``clip``, each iteration clips the gradients before the step."""
 
     strategy: str
     model: str
     size_factor: float
     time_factor: float
+    clip: bool = False
+
+
+class Buckets(msgspec.Struct, frozen=True):
+    """Bytes that a strategy fuses. ``first`` is the size of DDP's first bucket; 0: as large as the others."""
+
+    size: int
+    first: int = 0
+
+    def scaled(self, factor: float) -> Buckets:
+        """The same in a model whose sizes are multiplied by ``factor``.
+
+        >>> Buckets(1000, 10).scaled(0.01), Buckets(1000).scaled(0.01)
+        (Buckets(size=10, first=1), Buckets(size=10, first=0))
+        """
+        return Buckets(max(1, round(self.size * factor)), self.first and max(1, round(self.first * factor)))
+
+
+AUTO = Buckets(0)
+"""What asks a strategy to find its own bucket size."""
+
+DDP_BUCKETS = Buckets(25 * 2**20, 2**20)
+"""The defaults of DistributedDataParallel."""
 
 
 @dataclass(frozen=True)

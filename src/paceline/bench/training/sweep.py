@@ -22,7 +22,7 @@ from paceline.bench.training.measure import (
     take_turns,
 )
 from paceline.bench.training.results import SweepPoint, SweepResults
-from paceline.bench.training.strategies import ALONE, TUNING_ITERATIONS, replayer
+from paceline.bench.training.strategies import ALONE, TUNING_ITERATIONS, Buckets, replayer
 
 if TYPE_CHECKING:
     from paceline.lab import Lab
@@ -56,19 +56,19 @@ def sweep(replay: Replay, strategy: str, lab: Lab | None, seen: Seen) -> SweepRe
         points = []
         for index, size in enumerate(sizes):
             seen(f"{strategy}: buckets of {size} bytes", 0.5 * index / len(sizes))
-            samples = prepared(started[0], replay, order_for(replay, size, between_s))
+            samples = prepared(started[0], replay, order_for(replay, Buckets(size), between_s))
             settle(started[0], replay)
             add_block(started[0], samples, replay, Block(1, replay.iterations))
             points.append(SweepPoint.of(size, samples))
         seen(f"{strategy}: finds its bucket size", 0.5)
         found = {tuned: searched(started[1], replay, between_s)}
         best_bytes, _ = min(zip(sizes, points, strict=True), key=lambda pair: pair[1].time.median_s)
-        found[fixed] = prepared(started[0], replay, order_for(replay, best_bytes, between_s))
+        found[fixed] = prepared(started[0], replay, order_for(replay, Buckets(best_bytes), between_s))
         for crew in started[:2]:
             settle(crew, replay)
         take_turns(started[:2], found, replay, lambda what, share: seen(what, 0.8 + 0.2 * share))
     return SweepResults(
-        replay.setting(lab),
+        replay.setting(lab, {}),
         strategy,
         {strategy: contenders[0].variables},
         machine,

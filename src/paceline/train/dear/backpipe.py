@@ -8,27 +8,20 @@ puts them, and follow in a second round that all ranks agree on, as sums of mean
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.policy.early import early_buckets
 from paceline.train.dear.bucket import Bucket, Phase
 from paceline.train.dear.control import Agreement, Decision, Standing, agreement, words
-from paceline.train.dear.groups import Groups, reduce_scatter
+from paceline.train.dear.groups import Groups, all_reduce, reduce_scatter
 from paceline.train.dear.guard import Guard
 from paceline.train.dear.overlap import Recorder
-
-AGREEMENT = "agreement"
-
-
-def _operation(bucket: Bucket) -> str:
-    return "all-reduce" if bucket.all_reduced else "reduce-scatter"
 
 
 class BackPipe:
@@ -54,12 +47,14 @@ class BackPipe:
         self._next = -1
         self._task = -1
         self._touched = False
+        self._fresh = False
         self._dirty = False
         self._agreement: Agreement | None = None
         self.enabled = True
         self.gathered = False
         self.steps = 0
-        self.num_early = 0  # how many buckets, of those that leave first, are all-reduced from the next round on
+        self.num_early = 0  # how many buckets are all-reduced from the next round on
+        self._num_chosen = 0  # and how many are in this one
         self.divisor = groups.num_ranks
         self.before_round: Callable[[], None] = lambda: None
         hooked: Sequence[Any] = parameters
@@ -70,7 +65,7 @@ class BackPipe:
     def use(self, buckets: Sequence[Bucket]) -> None:
         """Work with these buckets from now on; nothing is under way."""
         self._buckets = list(buckets)
-        self.num_early = 0
+        self.num_early = self._num_chosen = 0
         self._of = [self._buckets[0]] * len(self._parameters)
         for bucket in buckets:
             for index in bucket.indexes:
@@ -89,12 +84,12 @@ class BackPipe:
 
     @property
     def under_way(self) -> bool:
-        """Whether gradients have left that no step() has used."""
-        return any(bucket.phase is Phase.REDUCING for bucket in self._buckets)
+        """Whether gradients have left that no step() has used: those of the last bucket leave first."""
+        return self._buckets[-1].phase is Phase.REDUCING
 
     def forget(self) -> None:
         """Gradients that have not left were dropped: expect all of them again."""
-        if not self.under_way:
+        if not self._fresh and not self.under_way:
             self._begin_round()
 
     def _begin_round(self) -> None:
@@ -102,6 +97,7 @@ class BackPipe:
             bucket.await_all()
         self._next = len(self._buckets) - 1
         self._agreement = None
+        self._fresh = True
 
     def backward_begins(self, _: object = None) -> None:
         """A gradient enters the model: be told when this backpropagation ends, also those nested in it."""
@@ -125,11 +121,12 @@ class BackPipe:
         if self._task == -1:
             self.backward_begins()
         self._touched = True
+        self._fresh = False
         bucket = self._of[index]
         if bucket.phase is Phase.REDUCING:
             return
         bucket.missing.discard(index)
-        if not bucket.missing:
+        if bucket.number == self._next:
             self._launch_complete()
 
     def _launch_complete(self) -> None:
@@ -154,12 +151,15 @@ class BackPipe:
 
     def _choose_halves(self) -> None:
         """At the start of a round, when all ranks have seen the same agreements, say which buckets are all-reduced."""
-        for bucket in self._buckets:
-            bucket.all_reduced = bucket.number >= len(self._buckets) - self.num_early
+        if self.num_early == self._num_chosen:
+            return
+        self._num_chosen = self.num_early
+        for bucket, early in zip(self._buckets, early_buckets(self.num_early, len(self._buckets)), strict=True):
+            bucket.all_reduced = early
 
     def _send(self, bucket: Bucket) -> None:
         """Move the gradients into the flat buffer and let it go."""
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass():
             targets, sources = [], []
             for position, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
                 gradient = parameter.grad
@@ -167,7 +167,7 @@ class BackPipe:
                     view.zero_()
                     continue
                 bucket.used[position] = True
-                if gradient is not view:
+                if not bucket.has_lent(position, gradient):
                     if gradient.is_sparse or gradient.requires_grad:
                         self._refuse(bucket.indexes[position], gradient)
                     targets.append(view)
@@ -176,12 +176,12 @@ class BackPipe:
                 torch._foreach_copy_(targets, sources)
             for parameter in bucket.parameters:
                 parameter.grad = None
-            self._recorder.launched(_operation(bucket), bucket.number, bucket.size_bytes)
             group = self._groups.reduce
             if bucket.all_reduced:
-                bucket.reduction = cast(dist.Work, dist.all_reduce(bucket.flat, group=group, async_op=True))
+                operation, work = "all-reduce", all_reduce(bucket.flat, group)
             else:
-                bucket.reduction = reduce_scatter(bucket.shard, bucket.flat, group=group, async_op=True)
+                operation, work = "reduce-scatter", reduce_scatter(bucket.shard, bucket.flat, group)
+        bucket.reduction = self._recorder.launched(operation, bucket.number, bucket.size_bytes, work)
         bucket.phase = Phase.REDUCING
         self._guard.raise_on(bucket.parameters)
 
@@ -201,15 +201,15 @@ class BackPipe:
         self.launch_rest()
         if self._agreement is None or self._dirty:
             self._dirty = False
-            residual, used = self._come_late()
+            residual, used = self._late_ones()
             standings: list[Standing | None] = [None] * self._groups.num_ranks
             standings[self._groups.rank] = Standing(self.steps, drops)
             said = torch.tensor(words(used, residual, decision(), standings), dtype=torch.int64, device=self._device)
-            self._recorder.launched(AGREEMENT, 0, said.numel() * said.element_size())
-            work = dist.all_reduce(said, group=self._groups.reduce, async_op=True)
+            work = all_reduce(said, self._groups.reduce)
+            launched = self._recorder.launched("agreement", 0, said.numel() * said.element_size(), work)
             self.settle(self._buckets[1:])  # while the first, which left last, is under way
             self.settle(self._buckets[:1])
-            self._wait(AGREEMENT, 0, cast(dist.Work, work))
+            launched.wait()
             self._agreement = agreement(said.tolist(), len(self._parameters), len(standings))
             for bucket, late in zip(self._buckets, self._agreement.residual, strict=True):
                 bucket.used = [self._agreement.used[index] for index in bucket.indexes]
@@ -221,15 +221,15 @@ class BackPipe:
     def _device(self) -> torch.device:
         return self._buckets[0].flat.device
 
-    def _come_late(self) -> tuple[list[bool], list[bool]]:
+    def _late_ones(self) -> tuple[list[bool], list[bool]]:
         """For each bucket, whether it has gradients that have not left; for each parameter, whether it had any."""
+        residual, used = [], [False] * len(self._parameters)
         with torch._C.DisableTorchFunctionSubclass():
-            late = [parameter.grad is not None for parameter in self._parameters]
-        residual, used = [], late.copy()
-        for bucket in self._buckets:
-            residual.append(any(late[index] for index in bucket.indexes))
-            for index, one in zip(bucket.indexes, bucket.used, strict=True):
-                used[index] = used[index] or one
+            for bucket in self._buckets:
+                late = [parameter.grad is not None for parameter in bucket.parameters]
+                residual.append(True in late)
+                for index, one, too_late in zip(bucket.indexes, bucket.used, late, strict=True):
+                    used[index] = one or too_late
         return residual, used
 
     def _second_round(self, bucket: Bucket) -> None:
@@ -243,16 +243,11 @@ class BackPipe:
         sums = []
         for bucket in reversed(buckets):
             if bucket.reduction is not None:
-                self._wait(_operation(bucket), bucket.number, bucket.reduction)
+                bucket.reduction.wait()
                 bucket.reduction = None
                 sums.append(bucket.sums)
         if sums and self.divisor != 1:
             torch._foreach_mul_(sums, 1.0 / self.divisor)
-
-    def _wait(self, operation: str, number: int, work: dist.Work) -> None:
-        began_s, was_done = time.perf_counter(), work.is_completed()
-        work.wait()
-        self._recorder.waited(operation, number, began_s, was_done)
 
     def settled(self, gathered: bool) -> None:
         """The round is over: its gradients were used, or handed back, or dropped."""

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from enum import Enum
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from paceline.train.dear.buckets import Layout
+from paceline.train.dear.overlap import Launched
 
 
 class Phase(Enum):
@@ -46,22 +46,19 @@ class Bucket:
         first = self.parameters[0]
         self.flat = torch.zeros(layout.numel, dtype=first.dtype, device=first.device)
         self.shard = torch.zeros(layout.shard_numel, dtype=first.dtype, device=first.device)
+        self.size_bytes = self.flat.numel() * self.flat.element_size()
         self.views = [
             self.flat.as_strided(parameter.size(), parameter.stride(), slot.offset)
             for parameter, slot in zip(self.parameters, layout.slots, strict=True)
         ]
+        self._lent: list[torch.Tensor | None] = [None] * len(self.indexes)
         self.phase = Phase.IDLE
         self.missing: set[int] = set()
         self.used: list[bool] = [False] * len(self.indexes)
         self.dropped: set[int] = set()
         self.all_reduced = False
-        self.reduction: dist.Work | None = None
-        self.gather: dist.Work | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the flat buffer."""
-        return self.flat.numel() * self.flat.element_size()
+        self.reduction: Launched | None = None
+        self.gather: Launched | None = None
 
     @property
     def sums(self) -> torch.Tensor:
@@ -76,6 +73,20 @@ class Bucket:
     def own(self, rank: int) -> torch.Tensor:
         """The part of the sums that this rank answers for."""
         return self.part(rank) if self.all_reduced else self.shard
+
+    def lend(self, position: int) -> torch.Tensor:
+        """A parameter's part of ``flat`` as a gradient for the user, who may let the tensor have other memory."""
+        lent = self._lent[position] = self.views[position].detach()
+        return lent
+
+    def has_lent(self, position: int, gradient: torch.Tensor) -> bool:
+        """Whether this gradient was lent, and is still in its place in ``flat``."""
+        view = self.views[position]
+        return (
+            gradient is self._lent[position]
+            and gradient.data_ptr() == view.data_ptr()
+            and gradient.stride() == view.stride()
+        )
 
     def await_all(self) -> None:
         """Expect a gradient for every parameter."""

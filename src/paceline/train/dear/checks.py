@@ -30,6 +30,12 @@ def check_arguments(module: object, optimizer: object) -> None:
             "DataParallel takes the optimizer of the module's parameters: DataParallel(module, optimizer), "
             f"not {type(optimizer).__name__}"
         )
+    if "param_groups" not in vars(optimizer):
+        inner = type(getattr(optimizer, "optimizer", None)).__name__
+        raise UsageError(
+            f"{type(optimizer).__name__} only passes calls on to another optimizer ({inner}): give that one to "
+            "DataParallel first, and wrap it afterwards (with Accelerate: paceline.integrations.accelerate.prepare)"
+        )
 
 
 def check_parameters(module: nn.Module, optimizer: Optimizer) -> None:
@@ -94,11 +100,22 @@ def check_alike(module: nn.Module, groups: Groups) -> None:
 class Watch:
     """Notices when what was wrapped is changed later."""
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, module: nn.Module, optimizer: Optimizer, *, sharded: bool) -> None:
         self._optimizer = optimizer
+        self._strides = (
+            [(name, one, one.stride()) for name, one in module.named_parameters() if one.requires_grad]
+            if sharded  # where pieces of a parameter are stretches of its memory
+            else []
+        )
         self._expected = [
             (name, parameter, parameter.requires_grad, parameter.dtype, parameter.device, parameter.shape)
             for name, parameter in module.named_parameters()
+        ]
+        self._places = [
+            (f"{prefix}.{name}".lstrip("."), part._parameters, name, parameter)
+            for prefix, part in module.named_modules()
+            if not isinstance(part, torch.jit.ScriptModule)
+            for name, parameter in part._parameters.items()
         ]
         self._num_parameters = [len(group["params"]) for group in optimizer.param_groups]
 
@@ -108,6 +125,12 @@ class Watch:
             raise UsageError(
                 "the optimizer has other parameters than when it was wrapped: add parameter groups before DataParallel"
             )
+        for path, parameters, name, parameter in self._places:
+            if parameters.get(name) is not parameter:
+                raise UsageError(
+                    f"parameter {path} was replaced after it was wrapped, as fully_shard does: change the module "
+                    "first, then wrap it once"
+                )
         with torch._C.DisableTorchFunctionSubclass():
             for name, parameter, requires_grad, dtype, device, shape in self._expected:
                 if parameter.requires_grad != requires_grad:
@@ -119,6 +142,12 @@ class Watch:
                     raise UsageError(
                         f"{name} is {parameter.dtype} on {parameter.device}, and was {dtype} on {device} when it was "
                         "wrapped: move and convert the module before DataParallel"
+                    )
+            for name, parameter, stride in self._strides:
+                if parameter.stride() != stride:
+                    raise UsageError(
+                        f"{name} has strides {parameter.stride()}, and had {stride} when it was wrapped with "
+                        "sharded=True: convert the module, as to channels_last, before DataParallel"
                     )
 
 

@@ -7,19 +7,20 @@ checkpoint while the others wait for it at a barrier.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from paceline.train.dear.bucket import Bucket, Phase
 from paceline.train.dear.groups import Groups, all_gather
 from paceline.train.dear.guard import Guard
 from paceline.train.dear.overlap import Recorder
 
-OPERATION = "all-gather"
+_set_trace: Any = torch._C._set_tracing_state  # type: ignore[attr-defined]
 
 
 class Update(Protocol):
@@ -38,12 +39,12 @@ class Update(Protocol):
 class FeedPipe:
     """Launches and awaits all-gathers."""
 
-    def __init__(self, groups: Groups, guard: Guard, recorder: Recorder, update: Update) -> None:
+    def __init__(self, groups: Groups, guard: Guard, recorder: Recorder, update: Update, lock: threading.RLock) -> None:
         self._groups = groups
         self._guard = guard
         self._recorder = recorder
         self._update = update
-        self.updating = False
+        self._lock = lock
 
     def launch(self, bucket: Bucket) -> None:
         """Send this rank's shard to all, if they need it; the parameters are old from now on."""
@@ -53,37 +54,36 @@ class FeedPipe:
         bucket.dropped.clear()
         self._guard.raise_on(bucket.parameters)
 
-    def gather(self, bucket: Bucket, group: object) -> None:
+    def gather(self, bucket: Bucket, group: Any) -> None:
         """Launch the all-gather of whatever the shard has."""
-        self._recorder.launched(OPERATION, bucket.number, bucket.size_bytes)
-        bucket.gather = all_gather(bucket.flat, bucket.shard, group=group, async_op=True)
+        work = all_gather(bucket.flat, bucket.shard, group)
+        bucket.gather = self._recorder.launched("all-gather", bucket.number, bucket.size_bytes, work)
 
     def wait(self, bucket: Bucket) -> None:
         """Wait for the bytes. After an error the bucket stays as it is, and so does the error."""
-        if bucket.gather is None:
-            return
-        began_s, was_done = time.perf_counter(), bucket.gather.is_completed()
-        bucket.gather.wait()
-        self._recorder.waited(OPERATION, bucket.number, began_s, was_done)
-        bucket.gather = None
+        if bucket.gather is not None:
+            bucket.gather.wait()
+            bucket.gather = None
 
     def complete(self, bucket: Bucket, following: Sequence[Bucket] = ()) -> None:
         """Bring a bucket up to date, once, and with it those of the following that have arrived."""
         if bucket.phase is not Phase.PENDING:
             return
-        self.wait(bucket)
-        arrived = [bucket, *self._arrived(following)]
-        for one in arrived:
-            one.phase = Phase.IDLE
-            self._guard.lower_on(one.parameters)
-        self.updating = True
+        with self._lock:
+            if bucket.phase is Phase.PENDING:  # no other thread has done it meanwhile
+                self.wait(bucket)
+                self._bring_up_to_date([bucket, *self._arrived(following)])
+
+    def _bring_up_to_date(self, buckets: Sequence[Bucket]) -> None:
+        """Until it is done the parameters are guarded: other threads wait."""
         try:
-            with PlainArithmetic(bucket.flat.device):
-                self._update.arrived(arrived)
+            with PlainArithmetic(buckets[0].flat.device):
+                self._update.arrived(buckets)
         finally:
-            self.updating = False
-        for one in arrived:
-            one.used = [False] * len(one.used)
+            for one in buckets:
+                one.used = [False] * len(one.used)
+                one.phase = Phase.IDLE
+                self._guard.lower_on(one.parameters)
 
     def _arrived(self, following: Sequence[Bucket]) -> Iterator[Bucket]:
         for bucket in following:
@@ -97,7 +97,9 @@ class FeedPipe:
 
 
 class PlainArithmetic:
-    """An update happens in the midst of the user's forward pass: not in its graph, transform, precision or mode.
+    """An update happens in the midst of the user's forward pass: not in its graph, trace, transform, precision or mode.
+
+    Nor does the guard look at what it does.
 
     A context manager for each bucket of each step, so it does nothing that is not needed.
     """
@@ -105,23 +107,35 @@ class PlainArithmetic:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._records = False
+        self._trace: Any = None
+        self._unseen: Any = torch._C.DisableTorchFunction()  # by the guard, and by modes like torch.device("meta")
         self._left: ExitStack | None = None
 
     def __enter__(self) -> None:
         """Leave what is entered."""
         transformed = torch._C._functorch.peek_interpreter_stack() is not None
         inference = torch.is_inference_mode_enabled()
-        if transformed or inference or torch.is_autocast_enabled(self._device.type):
+        dispatched = torch._C._len_torch_dispatch_stack() > 0
+        if transformed or inference or dispatched or torch.is_autocast_enabled(self._device.type):
             self._left = ExitStack()
             self._left.enter_context(torch._C._DisableFuncTorch())
             if inference:
                 self._left.enter_context(torch.inference_mode(False))
+            if dispatched:
+                self._left.enter_context(_disable_current_modes())
             self._left.enter_context(torch.autocast(self._device.type, enabled=False))
+        self._trace = torch._C._get_tracing_state()
+        if self._trace is not None:
+            _set_trace(None)
+        self._unseen.__enter__()
         self._records = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
 
     def __exit__(self, *error: object) -> None:
         """Enter it again."""
         torch._C._set_grad_enabled(self._records)
+        self._unseen.__exit__(*error)
+        if self._trace is not None:
+            _set_trace(self._trace)
         if self._left is not None:
             self._left.close()

@@ -11,13 +11,40 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.config import Options
 from paceline.errors import UsageError
 
-reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_ALL_REDUCE = AllreduceOptions()
+_REDUCE_SCATTER = ReduceScatterOptions()
+_ALL_GATHER = AllgatherOptions()
+for _options in (_ALL_REDUCE, _REDUCE_SCATTER, _ALL_GATHER):
+    _options.asyncOp = True
+
+
+def all_reduce(tensor: torch.Tensor, group: Any) -> dist.Work:
+    """Launch the all-reduce of a sum. Here and below, what torch.distributed would do in Python costs more than all
+    else of a small bucket, so the group is called itself."""
+    work: dist.Work = group.allreduce([_real(tensor)], _ALL_REDUCE)
+    return work
+
+
+def reduce_scatter(shard: torch.Tensor, flat: torch.Tensor, group: Any) -> dist.Work:
+    """Launch a reduce-scatter of sums."""
+    work: dist.Work = group.reduce_scatter_single(_real(shard), _real(flat), _REDUCE_SCATTER)
+    return work
+
+
+def all_gather(flat: torch.Tensor, shard: torch.Tensor, group: Any) -> dist.Work:
+    """Launch an all-gather."""
+    work: dist.Work = group.all_gather_single(_real(flat), _real(shard), _ALL_GATHER)
+    return work
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ as an argument to what ``torch.func`` has transformed; scripted and compiled mod
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
+from torch.optim import optimizer as torch_optimizer
 
 _GRAD: Any = torch.Tensor.grad
 GRAD_GET, GRAD_SET, GRAD_DELETE = _GRAD.__get__, _GRAD.__set__, _GRAD.__delete__
@@ -111,6 +112,9 @@ class Guard:
         members = {"__torch_function__": classmethod(intercept), "__deepcopy__": duplicate, "__reduce_ex__": reduced}
         guarded = type(f"Guarded{plain.__name__}", (plain,), members)
         self._guarded[plain], self._plain[guarded] = guarded, plain
+        fast_types: list[type] = getattr(torch_optimizer, "_foreach_supported_types", [])
+        if plain in fast_types:
+            fast_types.append(guarded)  # an update happens while others still look: it is as fast as any
         return guarded
 
     def _intercept(self, func: Callable[..., Any], args: Any, kwargs: Any) -> object:
@@ -120,18 +124,19 @@ class Guard:
             self._keeper.write_gradient(args[0], args[1] if len(args) > 1 else None)
             return None
         harmless = func in METADATA and not (func is torch.Tensor.type and len(args) + len(kwargs) > 1)
-        if not harmless and not self._keeper.about_to_read(list(self._found((args, kwargs)))):
+        if not harmless and not self._keeper.about_to_read(self._found(args, kwargs)):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
-    def _found(self, arguments: object) -> Iterator[nn.Parameter]:
+    def _found(self, args: Any, kwargs: Any) -> list[nn.Parameter]:
         """Guarded parameters among arguments, however deep in containers."""
-        if self.holds(arguments):
-            yield arguments  # type: ignore[misc]
-        elif isinstance(arguments, dict):
-            for value in arguments.values():
-                yield from self._found(value)
-        elif isinstance(arguments, (list, tuple)):
-            for value in arguments:
-                yield from self._found(value)
+        found, waiting = [], [*args, *kwargs.values()]
+        for one in waiting:
+            if type(one) in self._plain:
+                found.append(one)
+            elif isinstance(one, (list, tuple)):
+                waiting.extend(one)
+            elif isinstance(one, dict):
+                waiting.extend(one.values())
+        return found

@@ -8,7 +8,7 @@ gradients of its own. So weights and optimizer stay equal on all ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from paceline.train.dear.groups import Groups
 
+_NOBODY_ASKS = nullcontext()
 Operations = dict[str, Callable[[Any], object]]
 
 
@@ -30,10 +31,13 @@ class Joining:
         self.num_active = groups.num_ranks
         self.last_active = 0
 
-    @contextmanager
-    def announced(self, operation: str, details: Callable[[], object] = lambda: None) -> Iterator[None]:
+    def announced(self, operation: str, details: Callable[[], object] = lambda: None) -> AbstractContextManager[None]:
         """Tell the ranks without inputs what this one does; parts of an announced operation need no announcement."""
-        if self.entered and self._depth == 0:
+        return self._announced(operation, details) if self.entered else _NOBODY_ASKS
+
+    @contextmanager
+    def _announced(self, operation: str, details: Callable[[], object]) -> Iterator[None]:
+        if self._depth == 0:
             self._announce((operation, details()))
         self._depth += 1
         try:

@@ -14,13 +14,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch.distributed as dist
+
 from paceline.units import format_duration, format_size
 
 KEPT_STEPS = 100
 """How many steps a recorder remembers."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Flight:
     """One operation: which bucket, when it was launched, when and for how long it was waited for."""
 
@@ -105,27 +107,42 @@ def trace_events(steps: Sequence[StepOverlap], rank: int) -> list[dict[str, obje
     ]
 
 
+class Launched:
+    """An operation under way, whose flight is told when it was waited for."""
+
+    __slots__ = ("_flight", "_work")
+
+    def __init__(self, work: dist.Work, flight: Flight) -> None:
+        self._work = work
+        self._flight = flight
+
+    def is_completed(self) -> bool:
+        """Whether waiting for it would take no time."""
+        return self._work.is_completed()
+
+    def wait(self) -> None:
+        """Wait for its end; raises its error."""
+        began_s, was_done = time.perf_counter(), self._work.is_completed()
+        self._work.wait()
+        if was_done:
+            self._flight.done_s = began_s
+        else:
+            self._flight.done_s = time.perf_counter()
+            self._flight.waited_s += self._flight.done_s - began_s
+
+
 class Recorder:
     """Keeps the last steps. The all-gathers of a step end in the next iteration, so the current one is incomplete."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self.steps: deque[StepOverlap] = deque([StepOverlap(0)], maxlen=KEPT_STEPS)
-        self._open: dict[tuple[str, int], Flight] = {}
 
-    def launched(self, operation: str, bucket: int, size_bytes: int) -> None:
-        """An operation goes off."""
+    def launched(self, operation: str, bucket: int, size_bytes: int, work: dist.Work) -> Launched:
+        """An operation has gone off."""
         flight = Flight(operation, bucket, size_bytes, time.perf_counter())
-        self._open[operation, bucket] = flight
         self.steps[-1].flights.append(flight)
-
-    def waited(self, operation: str, bucket: int, began_s: float, was_done: bool) -> None:
-        """An operation was waited for from then until now."""
-        flight = self._open.pop((operation, bucket), None)
-        if flight is not None:
-            now_s = time.perf_counter()
-            flight.done_s = began_s if was_done else now_s
-            flight.waited_s += 0.0 if was_done else now_s - began_s
+        return Launched(work, flight)
 
     def next_step(self) -> StepOverlap | None:
         """Step() is over: what follows belongs to the next one. Returns the last that is complete."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
@@ -18,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from paceline.errors import UsageError
 
 _optimizer_of: Any = WeakIdKeyDictionary()
-_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""The optimizer, by parameter and by module."""
 _watching = False
 _changes = 0
 _found_right: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
@@ -26,10 +28,16 @@ _found_right: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.We
 
 
 def check_free(module: nn.Module) -> None:
-    """Nobody has this module's parameters."""
+    """Nobody has this module's parameters, and nobody else reduces their gradients."""
+    for part in module.modules():
+        if _reduces(part):
+            kind = type(part).__name__
+            raise UsageError(
+                f"paceline.DataParallel around {kind} would reduce gradients twice: wrap the module that {kind} was "
+                "given"
+            )
     for name, parameter in module.named_parameters():
-        other = _optimizer_of.get(parameter)
-        if other is not None and other() is not None:
+        if _is_owned(parameter):
             raise UsageError(f"{name} is in another DataParallel already: close() that one, or wrap a module once")
 
 
@@ -37,10 +45,8 @@ def own(module: nn.Module, optimizer: Optimizer) -> None:
     """From now on this module's parameters are this optimizer's."""
     global _watching, _changes
     _changes += 1
-    for parameter in module.parameters():
-        _optimizer_of[parameter] = weakref.ref(optimizer)
-    for part in module.modules():
-        _modules.add(part)
+    for part in (*module.modules(), *module.parameters()):
+        _optimizer_of[part] = weakref.ref(optimizer)
     if not _watching:
         _watching = True
         register_optimizer_step_pre_hook(_check_step)
@@ -52,10 +58,20 @@ def disown(module: nn.Module) -> None:
     """The module is nobody's again."""
     global _changes
     _changes += 1
-    for parameter in module.parameters():
-        _optimizer_of.pop(parameter, None)
-    for part in module.modules():
-        _modules.discard(part)
+    for part in (*module.modules(), *module.parameters()):
+        _optimizer_of.pop(part, None)
+
+
+def _is_owned(part: object) -> bool:
+    owner = _optimizer_of.get(part)
+    return owner is not None and owner() is not None
+
+
+def _reduces(module: object) -> bool:
+    """Whether it is one of PyTorch's wrappers, which reduce gradients themselves."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # slow to import
+    kinds = () if fsdp is None else (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
+    return isinstance(module, (DistributedDataParallel, *kinds))
 
 
 def _check_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
@@ -74,15 +90,24 @@ def _check_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
 
 
 def _check_parameter(module: nn.Module, name: str, parameter: object) -> None:
-    if module in _modules and isinstance(parameter, torch.Tensor):
+    if module in _optimizer_of and isinstance(parameter, torch.Tensor):
         raise UsageError(
             f"parameter {name!r} is added or replaced in a module that DataParallel has wrapped: change the module "
-            "first, then wrap it (load_state_dict without assign=True keeps the parameters)"
+            "first, then wrap it (load_state_dict without assign=True keeps the parameters), once: in DataParallel or "
+            "FSDP"
         )
 
 
 def _check_module(module: nn.Module, name: str, submodule: object) -> None:
-    if module in _modules and isinstance(submodule, nn.Module) and not _same_parameters(submodule):
+    if not isinstance(submodule, nn.Module):
+        return
+    if _reduces(module) and any(map(_is_owned, (*submodule.modules(), *submodule.parameters()))):
+        kind = type(module).__name__
+        raise UsageError(
+            f"{kind} around paceline.DataParallel would reduce gradients twice: wrap the module once, without {kind} "
+            '(in a framework: docs/dear.md, "Under frameworks")'
+        )
+    if module in _optimizer_of and not _same_parameters(submodule):
         raise UsageError(
             f"module {name!r} with parameters is added to a module that DataParallel has wrapped: change the module "
             "first, then wrap it"

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from paceline.train.dear.optimizer_state import raw_state
+
 _PER_PARAMETER = (
     *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
     *("Adafactor", "Muon"),
@@ -26,12 +28,18 @@ def is_torch(optimizer: Optimizer, names: frozenset[str]) -> bool:
 
 
 class PartialStep:
-    """Lends the optimizer other groups (and state) for the time of a step; its hooks are not run."""
+    """Steps of a double of the optimizer, with other groups (and state); hooks are not run.
+
+    The user's optimizer keeps its groups, as another thread may be reading them.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         step: Any = type(optimizer).step
-        self._step = step.__wrapped__ if getattr(step, "hooked", False) else step
+        step = step.__wrapped__ if getattr(step, "hooked", False) else step
+        if is_torch(optimizer, PER_PARAMETER) and not optimizer.defaults.get("differentiable"):
+            step = getattr(step, "__wrapped__", step)  # gradients are not recorded anyhow
+        self._step = step
 
     def hyper_parameters(self) -> list[dict[str, Any]]:
         """Of each group, as they are now: a scheduler may change them before they are used."""
@@ -57,11 +65,11 @@ class PartialStep:
         if not groups:
             return
         optimizer = self._optimizer
-        own_groups, own_state = optimizer.param_groups, optimizer.state
-        optimizer.param_groups = groups
-        if state is not None:
-            optimizer.state = state
-        try:
-            self._step(optimizer)
-        finally:
-            optimizer.param_groups, optimizer.state = own_groups, own_state
+        state = raw_state(optimizer.state if state is None else state)
+        lent = {**vars(optimizer), "param_groups": groups, "state": state}
+        double = object.__new__(type(optimizer))
+        vars(double).update(lent)
+        self._step(double)
+        for name, value in vars(double).items():
+            if value is not lent.get(name):  # an optimizer may keep something in itself, like a count of its steps
+                vars(optimizer)[name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -30,7 +31,12 @@ log = logging.getLogger("paceline.dear")
 
 
 class Pipeline:
-    """Parameters in buckets, on their way out and back in."""
+    """Parameters in buckets, on their way out and back in.
+
+    Threads may read parameters, gradients and state beside the training loop, as with DDP. Whatever moves a bucket on
+    does so under one lock. Reading a parameter that is not PENDING takes none, as the loop may hold the lock for as
+    long as another rank is late.
+    """
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class Pipeline:
         sharded: bool,
         at_once: bool,
         log_every: int,
+        deterministic: bool = False,
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
@@ -52,10 +59,9 @@ class Pipeline:
         self.guard = Guard(self)
         self.update: ReplicatedUpdate | ShardedUpdate
         self.update = ShardedUpdate(optimizer, self.names, groups) if sharded else ReplicatedUpdate(optimizer)
-        self.feed = FeedPipe(groups, self.guard, self.recorder, self.update)
-        self.back = BackPipe(
-            self.parameters, self.names, groups, self.guard, self.recorder, lambda bucket: self.feed.complete(bucket)
-        )
+        self._lock = threading.RLock()
+        self.feed = FeedPipe(groups, self.guard, self.recorder, self.update, self._lock)
+        self.back = BackPipe(self.parameters, self.names, groups, self.guard, self.recorder, self.feed.complete)
         self._index_of = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._shapes = [
             Shape(parameter.numel(), parameter.element_size(), (parameter.dtype, parameter.device))
@@ -65,6 +71,8 @@ class Pipeline:
         self.looks_out = groups.rank == 0 and not sharded
         self._at_once = at_once
         self._log_every = log_every
+        self._deterministic = deterministic
+        self.training_thread = threading.get_ident()
         self._order = list(range(len(self.parameters)))
         self._uses: list[int] | None = None
         self._arrivals: list[int] = []
@@ -90,20 +98,25 @@ class Pipeline:
             if bucket.phase is Phase.PENDING:
                 self._arrivals.append(bucket.number)
                 self.feed.complete(bucket, self.buckets[bucket.number + 1 :])
-            elif bucket.phase is Phase.REDUCING:
+            elif bucket.phase is Phase.REDUCING or (self._uses is not None and self._reads_beside()):
                 away = True
             else:
                 if self._uses is not None:
                     self._uses.append(index)
                 self.guard.lower_on([parameter])
+                if self.back.bucket_of(index).phase is not Phase.IDLE:  # since a moment ago, by another thread
+                    self.guard.raise_on([parameter])
         return away
+
+    def _reads_beside(self) -> bool:
+        """Whether a thread beside the training loop reads; when it does so is not the order of the model."""
+        return self._deterministic and threading.get_ident() != self.training_thread
 
     def read_gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """What ``parameter.grad`` is: the mean over all ranks, which is fetched if it is away."""
         bucket = self.back.bucket_of(self._index_of[id(parameter)])
-        if bucket.phase is Phase.REDUCING:
-            self.gather_gradients()
-        elif bucket.phase is Phase.PENDING and not self.sharded:
+        self._fetch_gradients(bucket)
+        if bucket.phase is Phase.PENDING and not self.sharded:
             self.feed.complete(bucket)
         with torch._C.DisableTorchFunctionSubclass():
             return parameter.grad
@@ -116,10 +129,17 @@ class Pipeline:
             bucket.dropped.add(index)
         elif bucket.phase is Phase.PENDING:
             self.feed.complete(bucket)
-        elif bucket.phase is Phase.REDUCING:
-            self.gather_gradients()
+        else:
+            self._fetch_gradients(bucket)
         with torch._C.DisableTorchFunctionSubclass():
             parameter.grad = gradient
+
+    def _fetch_gradients(self, bucket: Bucket) -> None:
+        """Gather all gradients if this bucket's are away; another thread may be doing so."""
+        if bucket.phase is Phase.REDUCING:
+            with self._lock:
+                if bucket.phase is Phase.REDUCING:
+                    self.gather_gradients()
 
     # What the wrapper does.
 
@@ -134,8 +154,8 @@ class Pipeline:
         self.guard.lower_on(self.parameters)
 
     def before_reading_state(self) -> None:
-        """Somebody reads the optimizer's state: unless it is the update itself, nothing may be outstanding."""
-        if not self.feed.updating:
+        """Somebody reads the optimizer's state: nothing may be outstanding, nor may another thread's update go on."""
+        with self._lock:
             self.synchronize()
 
     def use(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -146,15 +166,17 @@ class Pipeline:
 
     def reduce(self) -> None:
         """Let all gradients leave, agree on what there is, and wait for this rank's part of the means."""
-        agreed = self.back.flush(self._decide)
-        self._note(agreed.decision)
-        if agreed.quarrel is not None:
-            self.back.drop()
-            raise StepError(agreed.quarrel)
+        with self._lock:
+            agreed = self.back.flush(self._decide)
+            self._note(agreed.decision)
+            if agreed.quarrel is not None:
+                self.back.drop()
+                raise StepError(agreed.quarrel)
 
     def abandon(self) -> None:
         """Drop gradients that are under way; a rank that does so alone makes the step() of the others an error."""
-        self._note(self.back.abandon().decision)
+        with self._lock:
+            self._note(self.back.abandon().decision)
 
     def _note(self, decision: Decision) -> None:
         """Rank 0's: for the next round, or for the end of the next step."""
@@ -169,19 +191,21 @@ class Pipeline:
         In the mode that gathers gradients this is the all-gather that step() would launch; in the other it is one
         more, so there every rank has to read.
         """
-        self.reduce()
-        group = self.groups.reduce if self.sharded else self.groups.gather
-        for bucket in self.buckets:
-            if not bucket.all_reduced:
-                self.feed.gather(bucket, group)
-        for bucket in self.buckets:
-            self.feed.wait(bucket)
-            bucket.phase = Phase.IDLE
-            self.guard.lower_on(bucket.parameters)
-            for parameter, view, used in zip(bucket.parameters, bucket.views, bucket.used, strict=True):
-                parameter.grad = view if used else None
-            bucket.used = [False] * len(bucket.used)
-        self.back.settled(gathered=True)
+        with self._lock:
+            self.reduce()
+            group = self.groups.reduce if self.sharded else self.groups.gather
+            for bucket in self.buckets:
+                if not bucket.all_reduced:
+                    self.feed.gather(bucket, group)
+            for bucket in self.buckets:
+                self.feed.wait(bucket)
+                with torch._C.DisableTorchFunctionSubclass():
+                    for position, (parameter, used) in enumerate(zip(bucket.parameters, bucket.used, strict=True)):
+                        parameter.grad = bucket.lend(position) if used else None
+                bucket.phase = Phase.IDLE
+                self.guard.lower_on(bucket.parameters)
+                bucket.used = [False] * len(bucket.used)
+            self.back.settled(gathered=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients, also those under way."""
@@ -202,23 +226,29 @@ class Pipeline:
 
     def step(self) -> None:
         """What is left of an optimizer's step: let updates happen where gradients or parameters arrive."""
-        self.before_step()
-        self.update.begin()
-        if self.back.gathered:
-            self._step_gathered()
-        else:
-            self.reduce()
-        if not (self.back.gathered and not self.sharded):
-            self._launch()
-        self.back.settled(gathered=False)
-        self.end_step()
+        with self._lock:
+            self.before_step()
+            self.update.begin()
+            if self.back.gathered:
+                self._step_gathered()
+            else:
+                self.reduce()
+            if not (self.back.gathered and not self.sharded):
+                self._launch()
+            self.back.settled(gathered=False)
+            self._end_step()
+
+    def end_whole_step(self) -> None:
+        """The optimizer itself has used the gradients."""
+        with self._lock:
+            self.back.settled(gathered=False)
+            self._end_step()
 
     def _launch(self) -> None:
         """Let all-gathers go, the first one soon: it is awaited first. Then twice as many at a time, or all at once."""
         begin, count = 0, len(self.buckets) if self._at_once else 1
         while some := self.buckets[begin : begin + count]:
-            with PlainArithmetic(some[0].flat.device):
-                self.update.prepare(some)
+            self.update.prepare(some)
             for bucket in some:
                 self.feed.launch(bucket)
             begin, count = begin + count, 2 * count
@@ -228,10 +258,10 @@ class Pipeline:
         for bucket in self.buckets:
             bucket.used = [parameter.grad is not None for parameter in bucket.parameters]
             with torch.no_grad():
-                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                for position, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
                     if parameter.grad is None:
                         view.zero_()
-                    elif parameter.grad is not view:
+                    elif not bucket.has_lent(position, parameter.grad):
                         view.copy_(parameter.grad)
                 if self.sharded:
                     bucket.shard.copy_(bucket.part(self.groups.rank))
@@ -251,7 +281,7 @@ class Pipeline:
             parameter.grad = gradient
         bucket.used = [False] * len(bucket.used)
 
-    def end_step(self) -> None:
+    def _end_step(self) -> None:
         """Act on what rank 0 has decided, and say what was hidden."""
         self.back.steps += 1
         done = self.recorder.next_step()
@@ -274,6 +304,8 @@ class Pipeline:
             return None
         if self._uses is not None:  # this was the iteration to learn from: now take the order over
             return Decision(learn_order=bool(self._uses))
+        if self._deterministic:  # all that follows depends on clocks, or on which all-gathers have arrived
+            return Decision()
         self._streak = self._streak + 1 if out_of_order(self._arrivals) else 0
         if worth_learning(self._streak, self._times_learnt):
             self._streak = 0

@@ -45,14 +45,15 @@ class ReplicatedUpdate:
                     by_group[self._group_of[id(parameter)]].append(parameter)
         self._partial.run(self._hyper_parameters, by_group)
         for bucket in buckets:
-            if newer or bucket.dropped:
-                _take_back(bucket, newer)
+            _hand_over(bucket, newer)
 
 
-def _take_back(bucket: Bucket, newer: dict[int, torch.Tensor]) -> None:
+def _hand_over(bucket: Bucket, newer: dict[int, torch.Tensor]) -> None:
     """Gradients that were dropped are nobody's; newer ones stay, or are added to those that stay."""
-    for index, parameter in zip(bucket.indexes, bucket.parameters, strict=True):
+    for position, (index, parameter) in enumerate(zip(bucket.indexes, bucket.parameters, strict=True)):
         if index in bucket.dropped:
             parameter.grad = newer.get(index)
-        elif index in newer and parameter.grad is not None:
-            parameter.grad.add_(newer[index])
+        elif bucket.used[position]:
+            parameter.grad = bucket.lend(position)
+            if index in newer:
+                parameter.grad.add_(newer[index])

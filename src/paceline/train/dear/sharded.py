@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from paceline.errors import UsageError
 from paceline.train.dear.bucket import Bucket
 from paceline.train.dear.buckets import Piece
+from paceline.train.dear.feedpipe import PlainArithmetic
 from paceline.train.dear.groups import Groups, all_gather
 from paceline.train.dear.partial import PartialStep
 
@@ -70,21 +71,24 @@ class ShardedUpdate:
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Update this rank's pieces, in one step of the optimizer, and put them into the shards."""
+        with PlainArithmetic(buckets[0].flat.device):
+            self._prepare(buckets)
+
+    def _prepare(self, buckets: Sequence[Bucket]) -> None:
         by_group: list[list[torch.Tensor]] = [[] for _ in range(self._num_groups)]
         state: defaultdict[torch.Tensor, State] = defaultdict(dict)
         owned = [own for bucket in buckets for own in self._fresh(bucket)]
         used = {index for bucket in buckets for index, one in zip(bucket.indexes, bucket.used, strict=True) if one}
-        with torch.no_grad():
-            for own in owned:
-                if own.place.index in used:
-                    own.weights.grad = own.share
-                    by_group[self._group_of[id(own.parameter)]].append(own.weights)
-                    state[own.weights] = self._optimizer.state[own.parameter]
-            self._partial.run(self._hyper_parameters, by_group, state)
-            for own in owned:
-                own.weights.grad = None
-            if owned:
-                torch._foreach_copy_([own.share for own in owned], [own.weights for own in owned])
+        for own in owned:
+            if own.place.index in used:
+                own.weights.grad = own.share
+                by_group[self._group_of[id(own.parameter)]].append(own.weights)
+                state[own.weights] = self._optimizer.state[own.parameter]
+        self._partial.run(self._hyper_parameters, by_group, state)
+        for own in owned:
+            own.weights.grad = None
+        if owned:
+            torch._foreach_copy_([own.share for own in owned], [own.weights for own in owned])
 
     def _fresh(self, bucket: Bucket) -> list[Own]:
         """The pieces, viewed anew where a parameter's memory was exchanged."""
@@ -144,7 +148,7 @@ class ShardedUpdate:
                 if isinstance(value, torch.Tensor) and value.dtype == dtype and value.dim() == 1:
                     shard[own.place.offset : own.place.offset + own.place.numel] = value
             flat = torch.empty(bucket.layout.numel, dtype=dtype, device=shard.device)
-            all_gather(flat, shard, group=self._groups.reduce)
+            all_gather(flat, shard, self._groups.reduce).wait()
             for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True):
                 if kinds.get(slot.index, {}).get(key) == ("piece", dtype):
                     view = flat.as_strided(parameter.size(), parameter.stride(), slot.offset)

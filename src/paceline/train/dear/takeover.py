@@ -1,28 +1,75 @@
-"""The user's optimizer while a wrapper has it: step() and zero_grad() are the wrapper's, and its state is read and
+"""The user's optimizer while a wrapper has it: updates and zero_grad() are the wrapper's, and its state is read and
 written through the pipeline. In the end it is given back as it was."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from types import MethodType
 from typing import Any, Optional
 
 from torch.optim import Optimizer
 
-from paceline.train.dear.optimizer_state import WatchedState
+from paceline.train.dear.optimizer_state import WatchedState, raw_state
 from paceline.train.dear.pipeline import Pipeline
 from paceline.train.dear.sharded import ShardedUpdate
 
 Closure = Optional[Callable[[], Any]]  # noqa: UP045
-_OURS = ("step", "zero_grad", "_step_supports_amp_scaling")
+
+
+class _Hidden(list[Any]):
+    """The groups of an optimizer whose update happens elsewhere: there to be read, but nothing to go through."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def step_elsewhere(optimizer: Optimizer, step: Callable[..., Any], closure: Closure, update: Callable[[], None]) -> Any:
+    """Run a step of an optimizer with its hooks, and with what was put around it, but ``update`` for its arithmetic."""
+    groups, depth = optimizer.param_groups, 0
+
+    def update_once() -> None:
+        if optimizer.param_groups is groups:
+            update()
+            optimizer.param_groups = _Hidden(groups)
+
+    def before(_: Optimizer, args: Any, kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            update_once()
+            return None
+
+        def and_update() -> Any:
+            loss = closure()
+            update_once()
+            return loss
+
+        return (args[0], and_update), {}
+
+    def after(*_: object) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth == 0:
+            optimizer.param_groups = groups
+
+    hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+    all_after: Any = optimizer._optimizer_step_post_hooks
+    all_after.move_to_end(hooks[1].id, last=False)  # the user's see all groups
+    try:
+        return step() if closure is None else step(closure)
+    finally:
+        optimizer.param_groups = groups
+        for hook in hooks:
+            hook.remove()
 
 
 class TakeOver:
     """Takes an optimizer over for a pipeline, and gives it back.
 
-    ``steps`` and ``zeroes`` take the place of its methods; the first is also given the optimizer's own step.
+    ``steps`` and ``zeroes`` take the place of its methods; the first is also given the optimizer's step as it was
+    found, with whatever a profiler or a framework has put around it. ``more`` is what else the optimizer has meanwhile.
     """
 
     def __init__(
@@ -31,25 +78,33 @@ class TakeOver:
         pipe: Pipeline,
         steps: Callable[[Callable[..., Any], Closure], Any],
         zeroes: Callable[[bool], None],
+        more: Mapping[str, Any],
     ) -> None:
         self._optimizer = optimizer
         self._pipe = pipe
-        self._before = {name: vars(optimizer)[name] for name in _OURS if name in vars(optimizer)}
-        taken, whole_step = any(True for _ in optimizer.state), optimizer.step
+        self._before = dict(vars(optimizer))
+        self._given_back = False
+        taken, step_found = any(True for _ in optimizer.state), optimizer.step
 
         def step(optimizer: Optimizer, closure: Closure = None) -> Any:
             """Perform a single optimization step; updates happen as communication ends."""
+            if self._given_back:  # called by what was put around it meanwhile
+                return step_found(closure)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # for learning-rate schedulers
-            return steps(whole_step, closure)
+            return steps(step_found, closure)
 
         def zero_grad(_: Optimizer, set_to_none: bool = True) -> None:
             """Reset the gradients of all parameters."""
             zeroes(set_to_none)
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # it says itself that it was called
-        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-        optimizer.zero_grad = MethodType(zero_grad, optimizer)  # type: ignore[method-assign]
-        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # a scaler unscales before step()
+        self._ours = {
+            "step": MethodType(step, optimizer),
+            "zero_grad": MethodType(zero_grad, optimizer),
+            "_step_supports_amp_scaling": False,  # a scaler unscales before step()
+            **more,
+        }
+        vars(optimizer).update(self._ours)
         self._hooks = [
             optimizer.register_state_dict_pre_hook(lambda _: pipe.synchronize()),
             optimizer.register_load_state_dict_pre_hook(lambda _, __: pipe.synchronize()),
@@ -67,7 +122,7 @@ class TakeOver:
             by_index = enumerate(self._pipe.parameters)
             update.scatter({index: optimizer.state[one] for index, one in by_index if one in optimizer.state})
         else:
-            optimizer.state = WatchedState(optimizer.state, self._pipe.before_reading_state)
+            vars(optimizer)["state"] = WatchedState(optimizer.state, self._pipe.before_reading_state)
 
     def _consolidate(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         update = self._pipe.update
@@ -94,7 +149,11 @@ class TakeOver:
         optimizer = self._optimizer
         for hook in self._hooks:
             hook.remove()
-        for name in _OURS:
-            vars(optimizer).pop(name, None)
-        vars(optimizer).update(self._before)
-        optimizer.state = defaultdict(dict, dict.items(optimizer.state))
+        self._given_back = True
+        for name, ours in self._ours.items():
+            if vars(optimizer).get(name) is not ours:
+                continue  # somebody's patch of ours
+            del vars(optimizer)[name]
+            if name in self._before:
+                vars(optimizer)[name] = self._before[name]
+        optimizer.state = raw_state(optimizer.state)

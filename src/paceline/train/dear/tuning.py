@@ -81,7 +81,9 @@ class Tuner:
         self.threshold_bytes = threshold_bytes
 
 
-def make_tuner(bucket_mb: float | str | None, path: str | Path | None, model_bytes: int) -> Tuner:
+def make_tuner(
+    bucket_mb: float | str | None, path: str | Path | None, model_bytes: int, *, may_search: bool = True
+) -> Tuner:
     """A tuner for what the user asked: megabytes, or "auto"; a file of an earlier search ends the search."""
     if bucket_mb is None:
         return Tuner(usual_threshold(model_bytes))
@@ -91,6 +93,12 @@ def make_tuner(bucket_mb: float | str | None, path: str | Path | None, model_byt
             raise UsageError(f"bucket_mb is a number of megabytes or 'auto', not {bucket_mb!r}")
         if file is not None and file.exists():
             return Tuner(load(file))
+        if not may_search:
+            usual = Tuner(usual_threshold(model_bytes))
+            log.info(
+                "fusion: no search, as PACELINE_DETERMINISTIC is set: %s are fused", format_size(usual.threshold_bytes)
+            )
+            return usual
         high_bytes = max(2, min(HIGH_BYTES, model_bytes))
         return Tuner(min(usual_threshold(model_bytes), high_bytes), searching=True, path=file, high_bytes=high_bytes)
     if not bucket_mb > 0:

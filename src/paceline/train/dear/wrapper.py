@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 from torch.utils._pytree import tree_leaves
 
+from paceline.config import Config, Shared
 from paceline.errors import UnsupportedError, UsageError
 from paceline.train.dear import checks, clipping, opaque, ownership
 from paceline.train.dear.buffers import Buffers
@@ -25,7 +25,8 @@ from paceline.train.dear.joining import Joining
 from paceline.train.dear.overlap import Recorder
 from paceline.train.dear.partial import ELEMENTWISE, PER_PARAMETER, is_torch
 from paceline.train.dear.pipeline import Pipeline
-from paceline.train.dear.takeover import Closure, TakeOver
+from paceline.train.dear.scaler import UNSCALE
+from paceline.train.dear.takeover import Closure, TakeOver, step_elsewhere
 from paceline.train.dear.tuning import Tuner, make_tuner
 
 
@@ -88,23 +89,26 @@ class DataParallel(nn.Module):
         self._broadcast_buffers = broadcast_buffers and self._running.any
         if init_sync:
             self._broadcast_module()
-        self._watch = checks.Watch(module, optimizer)
+        self._watch = checks.Watch(module, optimizer, sharded=sharded)
         splittable = is_torch(optimizer, ELEMENTWISE if sharded else PER_PARAMETER)
         self._whole = not sharded and not splittable
+        model_bytes = sum(one.numel() * one.element_size() for _, one in named)
+        tuner, deterministic = self._agreed_tuner(bucket_mb, tuning_file, model_bytes)
         self._pipe = Pipeline(
             named,
             optimizer,
             self._groups,
-            self._agreed_tuner(bucket_mb, tuning_file, sum(one.numel() * one.element_size() for _, one in named)),
+            tuner,
             sharded=sharded,
             at_once=not splittable,
             log_every=log_overlap_every,
+            deterministic=deterministic,
         )
         self._pipe.back.before_round = self._announce_round
         self._pipe.before_step = self._watch.check
         self._opaque = opaque.Watched(self._pipe.use)
         self._opaque.watch(module)
-        self._lent = TakeOver(optimizer, self._pipe, self._optimizer_steps, self.zero_grad)
+        self._lent = TakeOver(optimizer, self._pipe, self._optimizer_steps, self.zero_grad, {UNSCALE: self._unscale})
         ownership.own(module, optimizer)  # at last: what fails before leaves the module free
 
     def _broadcast_module(self) -> None:
@@ -116,39 +120,28 @@ class DataParallel(nn.Module):
                 parameter.copy_(whole)
         self._running.broadcast()
 
-    def _agreed_tuner(self, bucket_mb: float | str | None, path: str | Path | None, model_bytes: int) -> Tuner:
-        """Rank 0's: only it may have the file."""
-        tuner = make_tuner(bucket_mb, path, model_bytes)
-        said = [(tuner.threshold_bytes, tuner.searching)]
+    def _agreed_tuner(
+        self, bucket_mb: float | str | None, path: str | Path | None, model_bytes: int
+    ) -> tuple[Tuner, bool]:
+        """Rank 0's tuner, as only it may have the file, and whether no decision may depend on timing."""
+        config = Config.from_environment()
+        tuner = make_tuner(bucket_mb, path, model_bytes, may_search=self._groups.rank != 0 or not config.deterministic)
+        said: list[tuple[int, bool, Shared]] = [(tuner.threshold_bytes, tuner.searching, config.shared)]
         dist.broadcast_object_list(said, group=self._groups.reduce, group_src=0)
-        tuner.threshold_bytes, tuner.searching = said[0]
-        return tuner
+        tuner.threshold_bytes, tuner.searching, shared = said[0]
+        return tuner, config.following(shared).deterministic
 
     # What the optimizer's step() has become.
 
-    def _optimizer_steps(self, whole_step: Callable[..., Any], closure: Closure) -> Any:
-        return self._step_whole(whole_step, closure) if self._whole else self._step(closure)
+    def _optimizer_steps(self, step: Callable[..., Any], closure: Closure) -> Any:
+        if self._whole:
+            return self._step_whole(step, closure)
+        return step_elsewhere(self.optimizer, step, closure, self._update)
 
-    def _step(self, closure: Closure) -> Any:
-        optimizer, args = self.optimizer, (closure,)
-        before = chain(
-            torch_optimizer._global_optimizer_pre_hooks.values(), optimizer._optimizer_step_pre_hooks.values()
-        )
-        for hook in before:
-            hook(optimizer, args, {})
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self) -> None:
         with self._joining.announced("step", self._hyper_parameters):
             self._set_divisor()
             self._pipe.step()
-        after = chain(
-            optimizer._optimizer_step_post_hooks.values(), torch_optimizer._global_optimizer_post_hooks.values()
-        )
-        for hook in after:
-            hook(optimizer, args, {})
-        return loss
 
     def _step_whole(self, step: Callable[..., Any], closure: Closure) -> Any:
         """An optimizer that may look at all parameters together gets all gradients, and one call."""
@@ -157,30 +150,48 @@ class DataParallel(nn.Module):
             with self._joining.announced("gather"):
                 self._pipe.gather_gradients()
         result = step() if closure is None else step(closure)
-        with self._joining.announced("end", lambda: None):
-            self._pipe.back.settled(gathered=False)
-            self._pipe.end_step()
+        with self._joining.announced("end"):
+            self._pipe.end_whole_step()
         return result
 
     # Training.
 
+    @opaque.not_compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass; each bucket of parameters is awaited at its first use."""
+        if self._alone and not self._closed:
+            return opaque.call(self.module, inputs, kwargs)
+        compiler = opaque.set_compiler(None)  # torch.compile(model) compiles the module, and nothing of ours
+        try:
+            self._before_forward()
+            if compiler is None:
+                outputs = self.module(*inputs, **kwargs)
+            else:
+                self._pipe.use(self.module.parameters())
+                opaque.set_compiler(compiler)
+                outputs = opaque.call(self.module, inputs, kwargs)
+                opaque.set_compiler(None)
+            self._after_forward(outputs)
+        finally:
+            opaque.set_compiler(compiler)
+        return outputs
+
+    def _before_forward(self) -> None:
         if self._closed:
             raise UsageError("this DataParallel is closed: call its module, or wrap that anew")
-        if self._alone:
-            return self.module(*inputs, **kwargs)
         back, trains = self._pipe.back, torch.is_grad_enabled() and self.module.training
-        if self._broadcast_buffers and back.enabled and self._running.due(back.steps, trains=trains):
+        if trains:
+            self._pipe.training_thread = threading.get_ident()
+        if self._broadcast_buffers and self._running.due(back.steps, trains=trains):
             with self._joining.announced("buffers"):
                 self._running.broadcast(self._joining.last_active if self._joining.entered else 0)
-        outputs = self.module(*inputs, **kwargs)
+
+    def _after_forward(self, outputs: Any) -> None:
         self._running.stale = self._running.stale or self.module.training
         if torch.is_grad_enabled():
-            for output in tree_leaves(outputs):
+            for output in [outputs] if isinstance(outputs, torch.Tensor) else tree_leaves(outputs):
                 if isinstance(output, torch.Tensor) and output.requires_grad:
-                    cast(Any, output).register_hook(back.backward_begins)
-        return outputs
+                    cast(Any, output).register_hook(self._pipe.back.backward_begins)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -220,6 +231,7 @@ class DataParallel(nn.Module):
                     "reduce": lambda _: self._pipe.reduce(),
                     "gather": lambda _: self._pipe.gather_gradients(),
                     "clip": lambda details: self.clip_grad_norm_(*details),
+                    "unscale": self._shadow_unscale,
                     "abandon": lambda _: self._pipe.abandon(),
                     "step": self._shadow_step,
                     "buffers": lambda _: self._running.broadcast(self._joining.last_active),
@@ -290,6 +302,25 @@ class DataParallel(nn.Module):
                 clipping.scale_to([bucket.sums for bucket in buckets], norm, max_norm)
         return norm
 
+    def _unscale(
+        self, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> dict[torch.device, torch.Tensor] | None:
+        """For :class:`GradScaler`: unscale what this rank has of the means; None if they were gathered already."""
+        if self._pipe.back.gathered:
+            return None
+        with self._joining.announced("unscale", lambda: inv_scale.item()):
+            self._pipe.reduce()
+            sums = [bucket.sums for bucket in self._pipe.buckets]
+            if not allow_fp16 and any(one.dtype == torch.float16 for one in sums):
+                raise ValueError("Attempting to unscale FP16 gradients.")  # as torch says it
+            found = found_inf.to(sums[0].device)
+            torch._amp_foreach_non_finite_check_and_unscale_(sums, found, inv_scale.to(sums[0].device))
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._groups.reduce)
+        return {found.device: found}
+
+    def _shadow_unscale(self, inv_scale: float) -> None:
+        self._unscale(torch.tensor(inv_scale), torch.zeros(()), allow_fp16=True)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients."""
         if self._alone:
@@ -320,13 +351,17 @@ class DataParallel(nn.Module):
                 self._lent.collect()
                 self._groups.part()
         finally:
-            self._closed = True
-            ownership.disown(self.module)
-            if not self._alone:
-                self._alone = True
-                self._pipe.close()
-                self._opaque.close()
-                self._lent.give_back()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Give module and optimizer back as they are, without communication: after an error on one rank."""
+        self._closed = True
+        ownership.disown(self.module)
+        if not self._alone:
+            self._alone = True
+            self._pipe.close()
+            self._opaque.close()
+            self._lent.give_back()
 
     @property
     def overlap(self) -> Recorder:
@@ -359,8 +394,9 @@ class DataParallel(nn.Module):
         return super().named_parameters(*args, **kwargs)
 
     def train(self, mode: bool = True) -> DataParallel:
-        """As of any module, up to date."""
-        self.synchronize()
+        """As of any module; up to date if that changes the mode."""
+        if mode != self.training:
+            self.synchronize()
         return super().train(mode)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

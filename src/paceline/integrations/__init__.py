@@ -1,0 +1,1 @@
+"""``paceline.DataParallel`` under training frameworks. Import the submodule of the framework you have installed."""
