@@ -215,9 +215,11 @@ bool Connection::parse() {
     ahead_begin_ += kFrameHeaderBytes;
     if (about_rings) {
       if (!control_rings(header)) {
-        broken(lost_file_          ? std::string("shares memory that its peer cannot open: ") + kOutOfFiles
-               : rings_ == nullptr ? "shares memory, and its peer has none to share (a warning there says why)"
-                                   : "shares memory in a way that makes no sense");
+        // The fault is this rank's own: all hear of it, this peer too, which would take a mere end for a death.
+        if (lost_file_) handler_.on_exception(kOutOfFiles);
+        if (finishing_) return false;
+        broken(rings_ == nullptr ? "shares memory, and its peer has none to share (a warning there says why)"
+                                 : "shares memory in a way that makes no sense");
       }
       continue;
     }
@@ -328,7 +330,7 @@ ssize_t Connection::send(std::span<iovec> parts) {
     rings_->wait_for_room();
     sent = stream_->write(parts);
   }
-  if (stream_->finds_sleeper()) ring();
+  if (stream_->finds_sleeper() && !poller_.rings_later(this)) ring();
   return static_cast<ssize_t>(sent);
 }
 

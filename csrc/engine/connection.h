@@ -129,6 +129,9 @@ class Connection final : public Watcher {
   void on_ready() override;
   void fall_asleep() override { stream_->fall_asleep(); }
   void wake_up() override { stream_->wake_up(); }
+  void wake_other() override {
+    if (stream_->sleeps_on()) ring();
+  }
 
  private:
   static constexpr size_t kMostFrames = 32;

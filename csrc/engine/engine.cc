@@ -35,6 +35,9 @@ constexpr auto kLetIn = std::chrono::milliseconds(1);
 constexpr auto kLongYield = std::chrono::microseconds(1000);
 constexpr std::chrono::milliseconds kComputing{5}, kLongestComputing{160};
 
+// Who is asleep is about to call, too, more often than not: his own thread finds what has come, and need not be woken.
+constexpr auto kUnrung = std::chrono::microseconds(100);
+
 // A poller that the system took to another core stays there for so long.
 constexpr auto kAway = std::chrono::milliseconds(10);
 
@@ -249,7 +252,10 @@ void Engine::post(const std::shared_ptr<Group>& group, const std::shared_ptr<Ope
   attempt([&] { improve_memory(operation->places); });  // where it cannot be, nothing is lost
   {
     const Entry entry(*this);
+    poller_.put_off_rings(!later);
     group->guarded([&] { choice = group->collectives().post(operation); });
+    poller_.put_off_rings(false);
+    if (operation->ended) poller_.ring_all();  // nobody waits for it
     group->collectives().end_unposted(operation);
     if (later && !group->collectives().idle() && !asleep_) wake();
   }
@@ -381,6 +387,7 @@ bool Engine::busy() const {
 Engine::Helping::Helping(Engine& engine) : engine_(engine) { engine.helping_ = true; }
 
 Engine::Helping::~Helping() {
+  engine_.poller_.ring_all();
   engine_.helping_ = false;
   engine_.helped_at_ = Clock::now();
   // A progress thread that was left in epoll sleeps on: others must wake it again.
@@ -392,16 +399,18 @@ Engine::Helping::~Helping() {
 void Engine::help(const std::atomic<bool>& done, Clock::time_point until, const Waiting& waiting) {
   Entry entry(*this);
   crowded_ = waiting.core >= 0;
-  if (helping_ || done || stopping_) return;
+  if (helping_ || done || stopping_) return poller_.ring_all();
   const Helping helping(*this);
   Clock::time_point now = Clock::now();
   const bool again = now < helped_at_ + kEncore;  // others will follow: the progress thread parks for a while
   if (again || !poller_.has_memory()) take_over(entry.lock());
   Clock::time_point polls_until = now < yields_from_ ? now : now + waiting.polls;
+  const Clock::time_point rings_from = now + kUnrung;
   bool worked = true;  // posting may have left some: look before sleeping
   while (!done && now < until) {
     int timeout_ms = 0;
     const bool polls = now < polls_until;
+    if (now >= rings_from || !polls) poller_.ring_all();
     if (now >= due_) {
       tick(now);
       if (done) break;
@@ -515,6 +524,7 @@ void Engine::run() {
       park(lock);
       worked = true;
     }
+    poller_.ring_all();  // whose caller did not come to wait
     const Clock::time_point now = Clock::now();
     if (now >= due_) tick(now);
     worked = turn(lock, worked ? 0 : sleep_ms(now), now);

@@ -48,6 +48,11 @@ void Poller::add_memory(Watcher* watcher) {
   if (asleep_) watcher->fall_asleep();  // it was a caller who found the memory
 }
 
+void Poller::ring_all() {
+  for (Watcher* watcher : silent_) watcher->wake_other();
+  silent_.clear();
+}
+
 void Poller::bury(std::unique_ptr<Watcher> watcher) noexcept {
   remove_memory(watcher.get());
   watcher->buried_ = true;

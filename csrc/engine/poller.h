@@ -27,6 +27,8 @@ class Watcher {
   // From now on who changes it must wake this process, or need not any more.
   virtual void fall_asleep() {}
   virtual void wake_up() {}
+  // Wakes the process at the other end, if that still sleeps.
+  virtual void wake_other() {}
 
  private:
   friend class Poller;
@@ -48,7 +50,18 @@ class Poller {
   void close_all();
   // Looks at its memory as well.
   void add_memory(Watcher* watcher);
-  void remove_memory(Watcher* watcher) { std::erase(memories_, watcher); }
+  void remove_memory(Watcher* watcher) {
+    std::erase(memories_, watcher);
+    std::erase(silent_, watcher);
+  }
+
+  // Whether who is at the other end is not woken now, but by the next `ring_all`.
+  bool rings_later(Watcher* watcher) {
+    if (puts_off_rings_) silent_.push_back(watcher);
+    return puts_off_rings_;
+  }
+  void put_off_rings(bool put_off) { puts_off_rings_ = put_off; }
+  void ring_all();
 
   // Keeps a watcher alive until no event of the current round can name it any more.
   void bury(std::unique_ptr<Watcher> watcher) noexcept;
@@ -92,6 +105,8 @@ class Poller {
   std::vector<epoll_event> events_;  // of the thread that waits
   size_t num_events_ = 0;
   std::vector<Watcher*> memories_;
+  std::vector<Watcher*> silent_;  // have somebody to wake
+  bool puts_off_rings_ = false;
   bool asleep_ = false;
   bool waiting_ = false;
   Clock::time_point asked_at_, heard_at_;

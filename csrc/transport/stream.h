@@ -35,6 +35,8 @@ class Stream {
   bool made_room() const { return theirs_.received.load() != known_received_; }
   // Whether the other side must be woken to see what was written; true once for each of its sleeps.
   bool finds_sleeper();
+  // Whether the one found last is in the same sleep still.
+  bool sleeps_on() const { return theirs_.sleeps.load() == woken_; }
 
   // As many bytes as are here and fit.
   size_t read(std::span<const iovec> parts);

@@ -143,6 +143,22 @@ TEST_P(Transports, WaitingCallersHelp) {
   }
 }
 
+// Who is said to wait puts off waking the others; where he does not come to wait, they are woken all the same.
+TEST_P(Transports, WhoDoesNotComeToWaitHoldsNobodyUp) {
+  constexpr uint32_t kRanks = 3;
+  Ranks ranks(kRanks, options());
+  for (uint32_t later = 0; later < 1u << kRanks; ++later) {
+    const Job job(ring_all_reduce(kRanks), Kind::kAllReduce, kRanks, 500, later);
+    std::vector<Pending> pending;
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      std::this_thread::sleep_for(3ms);  // the engines sleep
+      pending.push_back(ranks.post(rank, job.operation(rank), 0, (later >> rank) % 2 == 1));
+    }
+    for (Pending& entry : pending) ASSERT_EQ(entry.wait(), "");
+    ASSERT_TRUE(job.right());
+  }
+}
+
 // A late rank holds nobody up who does not need it, and finds everything there when it comes.
 TEST_P(Transports, ALateRankFindsWhatCameBefore) {
   Ranks ranks(2, options());

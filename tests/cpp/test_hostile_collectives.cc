@@ -2,6 +2,7 @@
 // process may not, and no operation may hang.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -299,6 +300,32 @@ TEST(Collectives, FilesAreNotKept) {
   impostor.send(data, random_bytes(4000, 1));
   EXPECT_EQ(pending.wait(5s), "");
   EXPECT_EQ(num_segments(), 1u);  // the one of this test itself
+}
+
+// A rank that has no descriptor left for a segment says so to all, also to the rank whose segment it was.
+TEST(Collectives, NoDescriptorForTheSegment) {
+  Victim victim(true);
+  Impostor impostor = victim.impostor(Lane::kCollective);
+  const Rings rings;
+  const Job job = to_zero(1000);
+  const Pending pending = victim.post(job);
+  std::vector<Fd> fillers;
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit before = limit;
+  limit.rlim_cur = open_files().size() + 20;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  while (fillers.empty() || fillers.back()) fillers.emplace_back(::dup(0));
+  impostor.share(rings.fd());
+  std::vector<uint8_t> words;
+  const auto last = impostor.receive_frame(&words);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  fillers.clear();
+  ASSERT_TRUE(last) << "the end comes without a reason";
+  EXPECT_EQ(last->type, FrameType::kError);
+  EXPECT_TRUE(has(std::string(words.begin(), words.end()), "cannot go on: too many open files"))
+      << std::string(words.begin(), words.end());
+  EXPECT_TRUE(has(pending.wait(5s), "too many open files")) << pending.wait();
 }
 
 }  // namespace
