@@ -124,8 +124,8 @@ class Question:
         names = [contender.name for contender in (self.subject, *self.peers)]
         if len(set(names)) < len(names):
             raise UsageError(f"each contender is measured once, but they are {', '.join(names)}")
-        if not 2 <= self.num_ranks <= 64:
-            raise UsageError(f"a collective is measured with 2 to 64 ranks on one machine, not {self.num_ranks}")
+        if not 1 <= self.num_ranks <= 64:
+            raise UsageError(f"a collective is measured with 1 to 64 ranks on one machine, not {self.num_ranks}")
         mpi = next((contender.name for contender in (self.subject, *self.peers) if contender.is_mpi), None)
         if mpi and self.dtype in ("float16", "bfloat16"):
             raise UsageError(f"{mpi} has no {self.dtype}: take another --dtype or leave {mpi} out")

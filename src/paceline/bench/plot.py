@@ -33,7 +33,7 @@ def draw_results(results: Results, path: Path) -> None:
         axes.grid(which="major", alpha=0.3)
     times.set_yscale("log")
     times.legend(fontsize=9, frameon=False)
-    title = f"{results.operation}, {results.num_ranks} ranks on {results.place}, {results.machine.date}"
+    title = f"{results.operation}, {results.ranks} on {results.place}, {results.machine.date}"
     figure.suptitle(title, fontsize=11, parse_math=False)
     save_figure(figure, path)
 

@@ -94,6 +94,11 @@ class Results(msgspec.Struct, frozen=True):
     memory: str = "torch"
     pause: Pause | None = None
 
+    @property
+    def ranks(self) -> str:
+        """How many there were, for people."""
+        return "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
+
     def of(self, contender: str, size_bytes: int | None = None) -> Row:
         """The row of a contender, at a size as it was measured, or its last."""
         rows = [row for row in self.rows if row.contender == contender and size_bytes in (None, row.size_bytes)]

@@ -65,7 +65,7 @@ def caption(results: Results) -> Iterable[str]:
     """What a reader needs to judge the figures: where, with what, when, by which command."""
     machine = results.machine
     memory = ", torch's tensors in huge pages" if results.memory == "huge" else ""
-    yield f"{results.operation}, {results.num_ranks} ranks on {results.place}{memory}"
+    yield f"{results.operation}, {results.ranks} on {results.place}{memory}"
     yield from machine_words(machine)
     yield from versions_words(results.versions, results.environment)
     yield f"{machine.date}: {machine.command}"
