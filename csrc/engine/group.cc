@@ -22,8 +22,6 @@ bool belongs(FrameType type, Lane lane) {
     case FrameType::kData:
     case FrameType::kPosted:
       return lane != Lane::kMessages;
-    case FrameType::kGivenUp:
-      return lane == Lane::kTeams;
     case FrameType::kAt:
     case FrameType::kPulled:
       return lane == Lane::kCollective;
@@ -106,7 +104,7 @@ void Group::attach(std::unique_ptr<Connection> connection) {
   if (!failure_.empty()) return tell_failure(*state.connection);  // it comes too late, but hears why
   mark(*state.connection);
   if (state.connection->lane() == Lane::kCollective) collectives_.attached(*state.connection);
-  if (state.connection->lane() == Lane::kTeams) teams_.attached(*state.connection);
+  teams_.attached(*state.connection);
   if (state.connection->lane() == Lane::kMessages) {
     // It may have been opened to ask.
     const std::shared_ptr<Operation> asking =
@@ -150,6 +148,10 @@ FrameHandler::Verdict Group::on_header(Connection& connection, const FrameHeader
   }
   if (header.type == FrameType::kArrived || header.type == FrameType::kDecided) {
     decisions_.on_header(connection, header, to);
+    return Verdict::kTake;
+  }
+  if (header.type == FrameType::kGivenUp) {
+    teams_.on_header(connection, header, to);
     return Verdict::kTake;
   }
   switch (connection.lane()) {
@@ -202,10 +204,10 @@ void Group::on_frame(Connection& connection, const FrameHeader& header, const ui
   }
   if (header.type == FrameType::kArrived || header.type == FrameType::kDecided) {
     decisions_.on_frame(connection, header);
+  } else if (connection.lane() == Lane::kTeams || header.type == FrameType::kGivenUp) {
+    teams_.on_frame(connection, header, bytes);
   } else if (connection.lane() == Lane::kCollective) {
     collectives_.on_frame(connection, header, bytes);
-  } else if (connection.lane() == Lane::kTeams) {
-    teams_.on_frame(connection, header, bytes);
   } else {
     mailbox_.on_frame(connection, header);
   }

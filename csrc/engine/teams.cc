@@ -127,8 +127,10 @@ void Teams::give_up(uint64_t number, const std::string& reason) {
 
 void Teams::tell(uint32_t peer, const GivenUp& given_up) {
   Connection* connection = group_.open_connection(peer, Lane::kTeams);
+  // It may be just that connection that cannot be had.
+  if (connection == nullptr) connection = group_.open_connection(peer, Lane::kMessages);
+  if (connection == nullptr) connection = group_.open_connection(peer, Lane::kCollective);
   if (connection == nullptr) {
-    if (!group_.failure().empty() || group_.gone(peer, Lane::kTeams)) return;
     untold_.emplace_back(peer, given_up);
     if (untold_.size() > kMostUntold) untold_.pop_front();
     return;
@@ -195,7 +197,9 @@ void Teams::on_room(Connection& connection) {
 }
 
 void Teams::attached(Connection& connection) {
-  with_all([&](Team& team) { team.collectives().attached(connection); });
+  if (connection.lane() == Lane::kTeams) {
+    with_all([&](Team& team) { team.collectives().attached(connection); });
+  }
   for (auto& [peer, given_up] : std::exchange(untold_, {})) {
     if (peer == connection.peer()) {
       tell(peer, given_up);
@@ -211,7 +215,6 @@ void Teams::forget(const Connection& connection) {
 }
 
 void Teams::lose(uint32_t peer) {
-  std::erase_if(untold_, [peer](const auto& entry) { return entry.first == peer; });
   with_all([&](Team& team) {
     if (team.collectives().needs(peer)) team.fail(peer, group_.who(peer) + " " + group_.ending(peer));
   });

@@ -14,7 +14,8 @@
 //   error     any -> all                    text          the group has failed; `id` is the rank to blame, `seq` the
 //                                                         collective that ranks disagree about, or 0
 //   bye       any -> all                    none          an orderly end
-//   given up  any -> its team               text          the operation `seq` of a team has failed; `id` as of error
+//   given up  any -> its team               text          the operation `seq` of a team has failed; `id` as of error.
+//                                                         By any connection
 //   arrived   any -> coordinator            none          the sender has called `seq`, its decision number `offset`
 //   decided   coordinator -> all            the choice    decisions number `offset` to `seq` are this choice
 //
