@@ -21,6 +21,7 @@ add_library(paceline_core STATIC
   ${CMAKE_CURRENT_LIST_DIR}/engine/scratch.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/sending.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/sharing.cc
+  ${CMAKE_CURRENT_LIST_DIR}/engine/teams.cc
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce.cc
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_portable.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/frame.cc

@@ -134,6 +134,7 @@ PlanRequest Backend::wanted(const Request& request) const {
   wanted.kind = request.call.kind;
   wanted.root = request.call.root;
   wanted.bytes = std::bit_ceil(std::max<uint64_t>(request.bytes, 1));
+  wanted.members = request.members;
   wanted.exact = !floating || (wanted.kind != Kind::kAllReduce && wanted.kind != Kind::kReduceScatter &&
                                wanted.kind != Kind::kReduce);
   return wanted;
@@ -145,6 +146,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Request request, const 
   const auto operation = std::make_shared<Operation>();
   operation->call = request.call;
   operation->timeout = timeout_or_default(manner.timeout);
+  operation->number = request.number;
   if (work->copies_at_the_end()) {
     operation->epilogue = [work, finish = std::move(request.finish), finished = false]() mutable {
       if (!finish.empty() && finish()) return true;
@@ -156,7 +158,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Request request, const 
   }
   operation->on_done = [work](const std::string& error) { work->done(error); };
   PlanRequest wanted = this->wanted(request);
-  if (wanted.kind == Kind::kAllReduce && request.bytes >= least_awaiting_bytes_) {
+  if (wanted.kind == Kind::kAllReduce && wanted.members.empty() && request.bytes >= least_awaiting_bytes_) {
     operation->prepare = [programs = programs_, wanted, dtype = request.call.dtype, blocks = std::move(request.blocks)](
                              const std::string& choice, bool may_wait) mutable -> std::optional<Prepared> {
       wanted.choice = choice;
@@ -171,7 +173,7 @@ void Backend::post(const c10::intrusive_ptr<Work>& work, Request request, const 
     operation->program = programs_->get(wanted);
     place(*engine_, *operation, request.blocks);
   }
-  ++sequence_;
+  if (request.number == 0) ++sequence_;
   engine_->post(group_, operation, manner.asynchronous);
   work->posted(*operation);
 }

@@ -78,6 +78,12 @@ class Backend final : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
+  // Among some of the ranks, which need not be in order: they alone call it, with the same number, which is below 2^63.
+  WorkPtr partial_allreduce(at::Tensor& tensor, std::vector<int64_t> members, uint64_t number,
+                            const c10d::ReduceOp& op, std::chrono::milliseconds timeout, bool asynchronous);
+  // Ends such an operation on all its members.
+  void give_up(uint64_t number, const std::string& reason);
+
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   c10d::ErrorType getError() override;
@@ -98,6 +104,8 @@ class Backend final : public c10d::Backend {
     std::vector<Block> blocks;
     uint64_t bytes = 0;  // of the whole buffer, the same on all ranks
     Finish finish;
+    uint64_t number = 0;            // of an operation of a team
+    std::vector<uint32_t> members;  // of that team, in order
   };
 
   // How the caller of a collective wants it done: by the options of c10d.
@@ -139,7 +147,7 @@ class Backend final : public c10d::Backend {
                      const Footprint& footprint, const Manner& manner);
   WorkPtr reduce_scatter_tensors(c10d::OpType type, const Tensors& outputs, const Tensors& inputs,
                                  const c10d::ReduceScatterOptions& options);
-  Request request_allreduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  static Request request_allreduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op, int num_ranks);
   Request request_allgather(Work& work, const Tensors& outputs, const at::Tensor& input) const;
   Request request_reduce_scatter(Work& work, const at::Tensor& output, const Tensors& inputs,
                                  const c10d::ReduceOp& op) const;

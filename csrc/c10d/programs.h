@@ -16,14 +16,15 @@
 namespace paceline {
 
 // What the planner is asked: the collective, its root, the bytes of the whole buffer (rounded up to a power of two, so
-// that few schedules serve all sizes), whether the order of additions is free (whole numbers, min, max, moves), and
-// what was decided about late ranks (empty: nothing).
+// that few schedules serve all sizes), whether the order of additions is free (whole numbers, min, max, moves), what
+// was decided about late ranks (empty: nothing), and which ranks take part, in order (empty: all).
 struct PlanRequest {
   Kind kind;
   int root = 0;
   uint64_t bytes = 0;
   bool exact = false;
   std::string choice;
+  std::vector<uint32_t> members;
 
   auto operator<=>(const PlanRequest&) const = default;
 };

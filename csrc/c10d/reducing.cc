@@ -1,4 +1,6 @@
 // The collectives that compute: all_reduce, reduce, reduce_scatter.
+#include <algorithm>
+
 #include "c10d/arguments.h"
 #include "c10d/backend.h"
 
@@ -49,7 +51,8 @@ void check_reducible(const at::Tensor& tensor, ReduceOp op) {
 
 }  // namespace
 
-Backend::Request Backend::request_allreduce(Work& work, const at::Tensor& any, const c10d::ReduceOp& op) const {
+Backend::Request Backend::request_allreduce(Work& work, const at::Tensor& any, const c10d::ReduceOp& op,
+                                            int num_ranks) {
   const at::Tensor tensor = as_real(any, op);
   const Contiguous flat = writable(tensor, "all_reduce");
   Request request;
@@ -60,7 +63,7 @@ Backend::Request Backend::request_allreduce(Work& work, const at::Tensor& any, c
   if (op.op_ == c10d::ReduceOp::PREMUL_SUM) {
     multiply(request.call.dtype, flat.data(), flat.data(), request.call.count, factor_of(op));
   }
-  if (request.call.op == ReduceOp::kAverage) request.finish.divide(flat, request.call.dtype, size_);
+  if (request.call.op == ReduceOp::kAverage) request.finish.divide(flat, request.call.dtype, num_ranks);
   request.finish.copy(tensor, flat);
   work.keep(flat.tensor);
   return request;
@@ -74,7 +77,34 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   footprint.writes(tensor);
   await_memory(footprint);
   const auto work = make_work(c10d::OpType::ALLREDUCE, tensors);
-  return run(work, request_allreduce(*work, tensor, options.reduceOp), footprint, manner(options));
+  return run(work, request_allreduce(*work, tensor, options.reduceOp, size_), footprint, manner(options));
+}
+
+Backend::WorkPtr Backend::partial_allreduce(at::Tensor& tensor, std::vector<int64_t> members, uint64_t number,
+                                            const c10d::ReduceOp& op, std::chrono::milliseconds timeout,
+                                            bool asynchronous) {
+  Tensors tensors{tensor};
+  single(tensors, "partial_all_reduce");
+  std::sort(members.begin(), members.end());
+  const bool twice = std::adjacent_find(members.begin(), members.end()) != members.end();
+  TORCH_CHECK_VALUE(!members.empty() && members.front() >= 0 && members.back() < size_ && !twice,
+                    "partial_all_reduce: members are ranks of the group, 0 to ", size_ - 1, ", each once");
+  TORCH_CHECK_VALUE(std::binary_search(members.begin(), members.end(), rank_), "partial_all_reduce: rank ", rank_,
+                    " calls it, and is not one of the members");
+  TORCH_CHECK_VALUE(number < kFirstOfTeams, "partial_all_reduce: numbers are below 2^63");
+  const Recording recording("paceline:partial_all_reduce", tensors);
+  Footprint footprint;
+  footprint.writes(tensor);
+  await_memory(footprint);
+  const auto work = make_work(c10d::OpType::ALLREDUCE, tensors);
+  Request request = request_allreduce(*work, tensor, op, static_cast<int>(members.size()));
+  request.number = kFirstOfTeams + number;
+  request.members.assign(members.begin(), members.end());
+  return run(work, std::move(request), footprint, {timeout, asynchronous});
+}
+
+void Backend::give_up(uint64_t number, const std::string& reason) {
+  engine_->give_up(group_, kFirstOfTeams + number, reason);
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -91,7 +121,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
   const bool shared = footprint.overlaps_itself();
   for (const at::Tensor& tensor : tensors) {
     const at::Tensor result = shared ? apart(*work, tensor, "all_reduce_coalesced") : tensor;
-    requests.push_back(request_allreduce(*work, result, options.reduceOp));
+    requests.push_back(request_allreduce(*work, result, options.reduceOp, size_));
   }
   return run(work, std::move(requests), footprint, manner(options));
 }

@@ -32,7 +32,7 @@ constexpr auto kAskAfter = std::chrono::seconds(1);
 
 std::optional<std::string> Collectives::post(const std::shared_ptr<Operation>& operation) {
   operation->seq = next_seq_++;
-  if (!group_.failure().empty()) return std::nullopt;  // end_unposted does the rest
+  if (!owner_.failure().empty()) return std::nullopt;  // end_unposted does the rest
   operation->posted_at = Clock::now();
   operation->deadline = operation->posted_at + operation->timeout;
   operation->ask_at = operation->posted_at + kAskAfter;
@@ -42,8 +42,8 @@ std::optional<std::string> Collectives::post(const std::shared_ptr<Operation>& o
   history_.push_back(operation->call);
   if (history_.size() > kHistory) history_.pop_front();
   group_.engine().due_by(std::min(operation->deadline, operation->ask_at));
-  group_.decisions().called(*operation);
-  if (!group_.failure().empty()) return std::nullopt;
+  if (lane_ == Lane::kCollective) group_.decisions().called(*operation);
+  if (!owner_.failure().empty()) return std::nullopt;
   if (!operation->awaits()) {
     start(operation);
     return std::nullopt;
@@ -58,8 +58,8 @@ std::optional<std::string> Collectives::post(const std::shared_ptr<Operation>& o
 }
 
 void Collectives::end_unposted(const std::shared_ptr<Operation>& operation) noexcept {
-  if (group_.failure().empty() || operation->ended) return;
-  if (!attempt([&] { operation->end(group_.failure_of(operation->title())); })) {
+  if (owner_.failure().empty() || operation->ended) return;
+  if (!attempt([&] { operation->end(owner_.failure_of(operation->title())); })) {
     attempt([&] { operation->end("out of memory"); });
   }
 }
@@ -73,7 +73,7 @@ void Collectives::begin(const std::shared_ptr<Operation>& operation, Prepared pr
   if (age < history_.size()) history_[history_.size() - 1 - age].schedule = operation->call.schedule;
   for (auto& [peer, outgoing] : outgoing_) {
     outgoing.queues.erase(operation->seq);
-    Connection* connection = outgoing.queues.empty() ? nullptr : group_.connection(peer, Lane::kCollective);
+    Connection* connection = outgoing.queues.empty() ? nullptr : group_.connection(peer, lane_);
     if (connection != nullptr) group_.mark(*connection);
   }
   start(operation);
@@ -96,27 +96,47 @@ void Collectives::start(const std::shared_ptr<Operation>& operation) {
     if (!peer.sends.empty()) {
       outgoing_[peer.rank].queues[operation->seq].left = static_cast<uint32_t>(peer.sends.size());
     }
-    Connection* connection = group_.connection(peer.rank, Lane::kCollective);
-    if (!group_.failure().empty()) return;
-    if (overlaps && connection != nullptr && !peer.receives.empty()) {
-      FrameHeader header;
-      header.type = FrameType::kPosted;
-      header.seq = operation->seq;
-      connection->enqueue_control(header);
-      group_.mark(*connection);
-    }
+    Connection* connection = group_.connection(peer.rank, lane_);
+    if (!owner_.failure().empty()) return;
+    const bool says_so = asks_first() || (overlaps && !peer.receives.empty());
+    if (says_so && connection != nullptr) say_called(*connection, operation->seq);
   }
   for (uint32_t i = 0; i < program.accesses().size(); ++i) {
     const Access& access = program.accesses()[i];
     if (!access.write && access.previous_write < 0) offer(operation, i);
   }
   group_.flush_marked();
-  if (group_.failure().empty()) replay(operation);
+  if (owner_.failure().empty()) replay(operation);
   for (const Program::Peer& peer : program.peers()) {
-    if (!group_.failure().empty()) return;
-    if (group_.gone(peer.rank, Lane::kCollective)) group_.lose(peer.rank, "");
+    if (!owner_.failure().empty()) return;
+    if (group_.gone(peer.rank, lane_)) group_.lose(peer.rank, "");
   }
   group_.flush_marked();
+}
+
+void Collectives::say_called(Connection& connection, uint64_t seq) {
+  FrameHeader header;
+  header.type = FrameType::kPosted;
+  header.seq = seq;
+  connection.enqueue_control(header);
+  group_.mark(connection);
+}
+
+void Collectives::attached(Connection& connection) {
+  if (!asks_first() && last_posted() > 0) return say_called(connection, last_posted());
+  for (const auto& [seq, operation] : operations_) {
+    if (asks_first() && operation->program->find_peer(connection.peer()) != nullptr) say_called(connection, seq);
+  }
+}
+
+void Collectives::called_by(uint32_t peer, uint64_t seq) {
+  Outgoing& outgoing = outgoing_[peer];
+  outgoing.posted = std::max(outgoing.posted, seq);
+}
+
+bool Collectives::was_called_by(uint32_t peer, uint64_t seq) const {
+  const auto found = outgoing_.find(peer);
+  return found != outgoing_.end() && found->second.posted >= seq;
 }
 
 // How far an access may go: as far as what it waits for has gone.
@@ -145,18 +165,17 @@ void Collectives::advance(const std::shared_ptr<Operation>& operation, uint32_t 
     } else if (accesses[index].write) {
       offer(operation, next);
     }
-    if (!group_.failure().empty()) return;
+    if (!owner_.failure().empty()) return;
   }
   if (progress.done != operation->places[accesses[index].chunk].bytes) return;
   if (accesses[index].write && operation->program->in_order()) on_received(operation, index);
-  if (!group_.failure().empty()) return;
+  if (!owner_.failure().empty()) return;
   if (--operation->left == 0) complete(operation);
 }
 
 FrameHandler::Verdict Collectives::on_header(Connection& connection, const FrameHeader& header, uint8_t** to) {
   if (header.type == FrameType::kPosted) {
-    Outgoing& outgoing = outgoing_[connection.peer()];
-    outgoing.posted = std::max(outgoing.posted, header.seq);
+    called_by(connection.peer(), header.seq);
     group_.mark(connection);
     return FrameHandler::Verdict::kTake;
   }
@@ -170,7 +189,7 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
       return FrameHandler::Verdict::kTake;
     }
     if (header.type == FrameType::kPulled) {
-      group_.fail(connection.peer(), group_.who(connection.peer()) + " says that it has read memory it was not lent");
+      owner_.fail(connection.peer(), group_.who(connection.peer()) + " says that it has read memory it was not lent");
       return FrameHandler::Verdict::kTake;
     }
     const bool sent = header.type == FrameType::kData;
@@ -180,7 +199,7 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
     uint64_t& last_bytes = last_bytes_[connection.peer()];
     if (connection.hung_up()) last_bytes += header.length + sizeof(Early);
     if (last_bytes > kMostLastBytes) {
-      group_.fail(connection.peer(), group_.who(connection.peer()) +
+      owner_.fail(connection.peer(), group_.who(connection.peer()) +
                                          " closed a connection, and sends on and on what rank " +
                                          std::to_string(group_.rank()) + " has not called");
       return FrameHandler::Verdict::kTake;
@@ -261,8 +280,8 @@ void Collectives::replay(const std::shared_ptr<Operation>& operation) {
     }
     operation->progress[index].moved += frame.header.length;
     take(operation, index, frame.header.offset, frame.header.length, std::move(frame.payload));
-    if (group_.failure().empty()) group_.flush_marked();  // there may be many, and links must not wait for all of them
-    if (!group_.failure().empty()) return;
+    if (owner_.failure().empty()) group_.flush_marked();  // there may be many, and links must not wait for all of them
+    if (!owner_.failure().empty()) return;
     replayed += frame.header.length;
     const bool enough = replayed >= kReplayedBytes || group_.engine().poller().others_wait();
     if (early_.count(operation->seq) == 0 || !enough) continue;
@@ -276,8 +295,8 @@ void Collectives::replay(const std::shared_ptr<Operation>& operation) {
 void Collectives::resume(const Operation& operation) {
   const std::shared_ptr<const Program> program = operation.program;  // it may end meanwhile
   for (const Program::Peer& peer : program->peers()) {
-    if (!group_.failure().empty()) return;
-    Connection* connection = group_.connection(peer.rank, Lane::kCollective);
+    if (!owner_.failure().empty()) return;
+    Connection* connection = group_.connection(peer.rank, lane_);
     if (connection != nullptr && connection->paused()) connection->resume();
   }
 }
@@ -321,7 +340,7 @@ void Collectives::apply(const std::shared_ptr<Operation>& operation, uint32_t ac
     blocks.erase(blocks.begin());
     write(*operation, access, block.offset, block.buffer.data(), block.length);
     advance(operation, access, block.length);
-    if (!group_.failure().empty()) return;
+    if (!owner_.failure().empty()) return;
   }
   schedule_pull(operation, access);
 }
@@ -346,26 +365,26 @@ int64_t Collectives::check(uint32_t from, const Operation& operation, const Fram
   const Program::Peer* peer = operation.program->find_peer(from);
   const bool pulled = header.type == FrameType::kPulled;
   if (peer == nullptr || header.id >= (pulled ? peer->sends : peer->receives).size()) {
-    group_.fail(from, group_.who(from) + " sent a frame that is not part of the schedule");
+    owner_.fail(from, group_.who(from) + " sent a frame that is not part of the schedule");
     return -1;
   }
   const uint32_t access = (pulled ? peer->sends : peer->receives)[header.id];
   const Operation::Progress& progress = operation.progress[access];
   if (pulled) {
     if (header.length > 0 && header.length <= progress.lent) return access;
-    group_.fail(from, group_.who(from) + " says that it has read memory it was not lent");
+    owner_.fail(from, group_.who(from) + " says that it has read memory it was not lent");
     return -1;
   }
   const uint64_t bytes = operation.places[operation.program->accesses()[access].chunk].bytes;
   if (header.total != bytes) {
-    group_.fail(from, group_.who(from) + " sends " + std::to_string(header.total) + " bytes where rank " +
+    owner_.fail(from, group_.who(from) + " sends " + std::to_string(header.total) + " bytes where rank " +
                           std::to_string(group_.rank()) + " expects " + std::to_string(bytes) +
                           ": their sizes do not fit");
     return -1;
   }
   const bool whole = header.length % operation.element_bytes == 0 || bytes % operation.element_bytes != 0;
   if (header.offset != progress.moved || header.length == 0 || header.length > bytes - header.offset || !whole) {
-    group_.fail(from, group_.who(from) + " sent a frame out of order");
+    owner_.fail(from, group_.who(from) + " sent a frame out of order");
     return -1;
   }
   return access;
@@ -403,7 +422,7 @@ void Collectives::conclude(const std::shared_ptr<Operation>& operation, const st
   group_.engine().nudge();
   if (operations_.empty()) return;
   for (const auto& [peer, outgoing] : outgoing_) {  // what waited for it
-    Connection* connection = outgoing.queues.empty() ? nullptr : group_.connection(peer, Lane::kCollective);
+    Connection* connection = outgoing.queues.empty() ? nullptr : group_.connection(peer, lane_);
     if (connection != nullptr) group_.mark(*connection);
   }
   const std::shared_ptr<Operation> next = operations_.begin()->second;
@@ -504,7 +523,7 @@ std::vector<uint32_t> Collectives::waits_for(const Operation& operation) const {
 }
 
 void Collectives::disagree(uint32_t peer, const Call& theirs, uint64_t seq) {
-  group_.fail(peer, mismatch(peer, theirs, seq), seq);
+  owner_.fail(peer, mismatch(peer, theirs, seq), seq);
 }
 
 std::string Collectives::mismatch(uint32_t peer, const Call& theirs, uint64_t seq) const {

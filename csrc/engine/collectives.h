@@ -1,5 +1,5 @@
-// Runs the collectives of one group: which bytes may go out, where arriving bytes belong, what they let go on.
-// It knows no algorithm: programs say everything.
+// Runs the collectives of one group, or the one of a team (teams.h): which bytes may go out, where arriving bytes
+// belong, what they let go on. It knows no algorithm: programs say everything.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,26 @@ namespace paceline {
 
 class Group;
 
+// What ends when something goes wrong with a collective: the group, or a team.
+class Owner {
+ public:
+  // Why it has failed, or an empty string.
+  virtual const std::string& failure() const = 0;
+  // The first reason counts. `culprit` is the rank to blame, or -1; `disputed` the collective that ranks disagree
+  // about, if that is the reason.
+  virtual void fail(int64_t culprit, std::string reason, uint64_t disputed = 0) noexcept = 0;
+  // What to tell the caller of what has this title.
+  virtual std::string failure_of(const std::string& title) = 0;
+
+ protected:
+  ~Owner() = default;
+};
+
 class Collectives {
  public:
-  explicit Collectives(Group& group) : group_(group) {}
+  // They are counted from `first` on, and their frames have a lane for themselves.
+  Collectives(Group& group, Owner& owner, Lane lane, uint64_t first = 1)
+      : group_(group), owner_(owner), lane_(lane), next_seq_(first) {}
 
   // Of an operation that awaits a decision: the choice, if it is made but its program is not; then the caller prepares.
   std::optional<std::string> post(const std::shared_ptr<Operation>& operation);
@@ -59,6 +76,11 @@ class Collectives {
   uint64_t last_posted() const { return next_seq_ - 1; }
   Call last_call() const { return history_.empty() ? Call{} : history_.back(); }
   void forget(const Connection& connection) { receiving_.erase(&connection); }
+  // There is a connection to the peer now: it hears what was called.
+  void attached(Connection& connection);
+  // The peer has called what has this number, and all before it.
+  void called_by(uint32_t peer, uint64_t seq);
+  bool was_called_by(uint32_t peer, uint64_t seq) const;
 
  private:
   // What a peer is owed, by collective.
@@ -77,6 +99,7 @@ class Collectives {
   };
 
   void start(const std::shared_ptr<Operation>& operation);
+  void say_called(Connection& connection, uint64_t seq);
   uint64_t limit(const Operation& operation, uint32_t access) const;
   void offer(const std::shared_ptr<Operation>& operation, uint32_t access);
   bool is_its_turn(const Operation& operation) const;
@@ -110,8 +133,14 @@ class Collectives {
   void disagree(uint32_t peer, const Call& theirs, uint64_t seq);
   std::string mismatch(uint32_t peer, const Call& theirs, uint64_t seq) const;
 
+  // Whether nothing is sent that the receiver has not called: then no stream stops, and what belongs to an operation
+  // that was given up can be told from what comes early.
+  bool asks_first() const { return lane_ == Lane::kTeams; }
+
   Group& group_;
-  uint64_t next_seq_ = 1;
+  Owner& owner_;
+  const Lane lane_;
+  uint64_t next_seq_;
   std::map<uint64_t, std::shared_ptr<Operation>> operations_;
   std::deque<Call> history_;  // of the last collectives, to explain a frame that comes too late
   std::map<uint32_t, Outgoing> outgoing_;

@@ -388,22 +388,40 @@ void Connection::full() {
   most_bytes_ = transport_.limit_unsent(fd_.get());
 }
 
-void Connection::finish() {
-  if (finishing_ || broken_) return;
-  // A frame that was begun must be finished, or nothing behind it can be read; the rest are given up, except those that
-  // own their bytes.
+// Gives up the frames with borrowed payload that meet a condition. One that was begun must be finished, or nothing
+// behind it can be read: its bytes may go away, so they are copied.
+template <typename Condition>
+void Connection::take_back(const Condition& condition) {
   const size_t begun = num_begun();
   std::deque<OutFrame> kept;
   for (size_t i = 0; i < out_.size(); ++i) {
-    if (out_[i].owner != nullptr && i >= begun) continue;
-    const size_t payload = out_[i].header.streamed_bytes();
-    if (out_[i].owner != nullptr && payload > 0) {  // its bytes may go away, so copy them
-      out_[i].owned.assign(out_[i].payload, out_[i].payload + payload);
-      out_[i].payload = out_[i].owned.data();
+    OutFrame& frame = out_[i];
+    const bool goes = frame.owner != nullptr && condition(frame);
+    if (goes && i >= begun) {
+      out_bytes_ -= frame.queued_bytes();
+      continue;
     }
-    kept.push_back(std::move(out_[i]));
+    const size_t payload = frame.header.streamed_bytes();
+    if (goes && payload > 0) {
+      frame.owned.assign(frame.payload, frame.payload + payload);
+      frame.payload = frame.owned.data();
+    }
+    kept.push_back(std::move(frame));
   }
   out_ = std::move(kept);
+}
+
+void Connection::abandon(const void* owner, uint64_t seq) {
+  if (finishing_ || broken_) return;
+  take_back([owner](const OutFrame& frame) { return frame.owner == owner; });
+  if (!in_frame_ || header_.type != FrameType::kData || header_.seq != seq) return;
+  nowhere_.resize(to_go_);
+  to_ = nowhere_.data();
+}
+
+void Connection::finish() {
+  if (finishing_ || broken_) return;
+  take_back([](const OutFrame&) { return true; });
   finishing_ = true;
   flush();
   if (rings_ != nullptr) rings_->close();  // after the reason was told, and before anybody takes back what he has lent

@@ -118,6 +118,9 @@ class Connection final : public Watcher {
   void resume();
   // Reads to the end, whatever comes.
   void drain();
+  // The owner takes its payload back: frames that are not begun go, and what comes of the frame `seq` that is being
+  // received goes nowhere.
+  void abandon(const void* owner, uint64_t seq);
   // No more frames out after those enqueued; then the stream is half closed, and what still arrives is discarded.
   void finish();
   // Breaks the connection if the peer's host is gone.
@@ -148,6 +151,8 @@ class Connection final : public Watcher {
   void take_shared();
   void insert(const std::deque<OutFrame>::iterator& before, OutFrame frame);
   size_t num_begun() const;
+  template <typename Condition>
+  void take_back(const Condition& condition);
   bool control_rings(const FrameHeader& header);
   void settle();
   size_t write_some();
@@ -178,6 +183,7 @@ class Connection final : public Watcher {
   FrameHeader header_;
   uint8_t* to_ = nullptr;
   uint64_t to_go_ = 0;
+  std::vector<uint8_t> nowhere_;  // where it goes when it is not wanted any more
   Fd passed_;               // a file that came with the bytes read last
   bool lost_file_ = false;  // one came, and this process had no descriptor for it
   bool drained_ = false;    // the last read took all there was

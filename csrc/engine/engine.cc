@@ -231,7 +231,7 @@ std::string Engine::leave(const std::shared_ptr<Group>& group) {
   // Others need this rank's part of what it has called already.
   wake();
   changed_.wait_for(entry.lock(), kFinishing,
-                    [&] { return group->collectives().idle() || !group->failure().empty() || stopping_; });
+                    [&] { return !group->computes() || !group->failure().empty() || stopping_; });
   const std::string unheard = group->unheard() ? group->failure() : "";
   group->leave();
   wake();
@@ -253,13 +253,24 @@ void Engine::post(const std::shared_ptr<Group>& group, const std::shared_ptr<Ope
   {
     const Entry entry(*this);
     poller_.put_off_rings(!later);
-    group->guarded([&] { choice = group->collectives().post(operation); });
+    group->guarded([&] {
+      if (operation->number == 0) {
+        choice = group->collectives().post(operation);
+      } else {
+        group->teams().post(operation);
+      }
+    });
     poller_.put_off_rings(false);
     if (operation->ended) poller_.ring_all();  // nobody waits for it
     group->collectives().end_unposted(operation);
-    if (later && !group->collectives().idle() && !asleep_) wake();
+    if (later && group->computes() && !asleep_) wake();
   }
   if (choice) prepare(group, operation, *choice);
+}
+
+void Engine::give_up(const std::shared_ptr<Group>& group, uint64_t number, const std::string& reason) {
+  const Entry entry(*this);
+  group->guarded([&] { group->teams().give_up(number, reason); });
 }
 
 void Engine::tidy() {
@@ -469,7 +480,7 @@ int Engine::sleep_ms(Clock::time_point now) const {
 }
 
 bool Engine::has_work() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->collectives().has_work(); });
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->has_work(); });
 }
 
 bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::time_point now, bool beside) {
@@ -491,7 +502,7 @@ bool Engine::turn(std::unique_lock<std::mutex>& lock, int timeout_ms, Clock::tim
   for (size_t i = 0; i < groups_.size(); ++i) {
     Group& group = *groups_[i];
     group.guarded([&] {
-      worked = group.collectives().work() || worked;
+      worked = group.work() || worked;
       group.flush_marked();
     });
   }

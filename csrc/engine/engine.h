@@ -84,6 +84,8 @@ class Engine {
 
   // `later`: nobody is going to wait for it at once.
   void post(const std::shared_ptr<Group>& group, const std::shared_ptr<Operation>& operation, bool later);
+  // Ends the operation of a team on all its members, also if this rank has not called it.
+  void give_up(const std::shared_ptr<Group>& group, uint64_t number, const std::string& reason);
   // Lets go of operations that have ended, if there are any.
   void tidy();
   // How operations of the group that await a decision get one; before that is said, they wait.

@@ -21,6 +21,7 @@ bool belongs(FrameType type, Lane lane) {
   switch (type) {
     case FrameType::kData:
     case FrameType::kPosted:
+      return lane != Lane::kMessages;
     case FrameType::kAt:
     case FrameType::kPulled:
       return lane == Lane::kCollective;
@@ -36,21 +37,22 @@ bool belongs(FrameType type, Lane lane) {
   }
 }
 
-std::string seconds(std::chrono::milliseconds duration) {
+}  // namespace
+
+std::string in_seconds(std::chrono::milliseconds duration) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(duration.count()) / 1000.0);
   return text.data();
 }
 
-}  // namespace
-
 Group::Group(Engine& engine, Membership membership)
     : engine_(engine),
       membership_(std::move(membership)),
       peers_(membership_.size),
-      collectives_(*this),
+      collectives_(*this, *this, Lane::kCollective),
       decisions_(*this),
-      mailbox_(*this) {}
+      mailbox_(*this),
+      teams_(*this) {}
 
 Group::~Group() = default;
 
@@ -72,14 +74,26 @@ Connection* Group::connection(uint32_t peer, Lane lane) {
 void Group::introduce(std::vector<PeerAddress> addresses) {
   membership_.addresses = std::move(addresses);
   for (uint32_t peer = 0; peer < size(); ++peer) {
-    for (const Lane lane : {Lane::kCollective, Lane::kMessages}) {
+    for (const Lane lane : kLanes) {
       if (peer != rank() && failure_.empty()) reopen(peer, lane);
     }
   }
 }
 
+bool Group::needs(uint32_t peer, Lane lane) const {
+  switch (lane) {
+    case Lane::kCollective:
+      return collectives_.needs(peer);
+    case Lane::kMessages:
+      return mailbox_.needs(peer) || decisions_.needs_all();
+    case Lane::kTeams:
+      return teams_.needs(peer);
+  }
+  return false;
+}
+
 void Group::reopen(uint32_t peer, Lane lane) {
-  if (collectives_.needs(peer) || mailbox_.needs(peer) || decisions_.needs_all()) connection(peer, lane);
+  if (needs(peer, lane)) connection(peer, lane);
   if (gone(peer, lane)) lose(peer, "");
 }
 
@@ -89,12 +103,8 @@ void Group::attach(std::unique_ptr<Connection> connection) {
   state.connection = std::move(connection);
   if (!failure_.empty()) return tell_failure(*state.connection);  // it comes too late, but hears why
   mark(*state.connection);
-  if (state.connection->lane() == Lane::kCollective && collectives_.last_posted() > 0) {
-    FrameHeader header;
-    header.type = FrameType::kPosted;
-    header.seq = collectives_.last_posted();
-    state.connection->enqueue_control(header);
-  }
+  if (state.connection->lane() == Lane::kCollective) collectives_.attached(*state.connection);
+  teams_.attached(*state.connection);
   if (state.connection->lane() == Lane::kMessages) {
     // It may have been opened to ask.
     const std::shared_ptr<Operation> asking =
@@ -132,7 +142,6 @@ FrameHandler::Verdict Group::on_header(Connection& connection, const FrameHeader
     default:
       break;
   }
-  const bool collective = connection.lane() == Lane::kCollective;
   if (!belongs(header.type, connection.lane())) {
     fail(connection.peer(), who(connection.peer()) + " sent a frame on the wrong connection");
     return Verdict::kTake;
@@ -141,7 +150,19 @@ FrameHandler::Verdict Group::on_header(Connection& connection, const FrameHeader
     decisions_.on_header(connection, header, to);
     return Verdict::kTake;
   }
-  return collective ? collectives_.on_header(connection, header, to) : mailbox_.on_header(connection, header, to);
+  if (header.type == FrameType::kGivenUp) {
+    teams_.on_header(connection, header, to);
+    return Verdict::kTake;
+  }
+  switch (connection.lane()) {
+    case Lane::kCollective:
+      return collectives_.on_header(connection, header, to);
+    case Lane::kMessages:
+      return mailbox_.on_header(connection, header, to);
+    case Lane::kTeams:
+      teams_.on_header(connection, header, to);
+  }
+  return Verdict::kTake;
 }
 
 void Group::on_frame(Connection& connection, const FrameHeader& header, const uint8_t* bytes) {
@@ -183,6 +204,8 @@ void Group::on_frame(Connection& connection, const FrameHeader& header, const ui
   }
   if (header.type == FrameType::kArrived || header.type == FrameType::kDecided) {
     decisions_.on_frame(connection, header);
+  } else if (connection.lane() == Lane::kTeams || header.type == FrameType::kGivenUp) {
+    teams_.on_frame(connection, header, bytes);
   } else if (connection.lane() == Lane::kCollective) {
     collectives_.on_frame(connection, header, bytes);
   } else {
@@ -194,6 +217,8 @@ void Group::on_frame(Connection& connection, const FrameHeader& header, const ui
 void Group::on_sent(Connection& connection, const OutFrame& frame) {
   if (connection.lane() == Lane::kCollective) {
     collectives_.on_sent(connection, frame);
+  } else if (connection.lane() == Lane::kTeams) {
+    teams_.on_sent(connection, frame);
   } else {
     mailbox_.on_sent(connection, frame);
   }
@@ -202,6 +227,8 @@ void Group::on_sent(Connection& connection, const OutFrame& frame) {
 void Group::on_room(Connection& connection) {
   if (connection.lane() == Lane::kCollective) {
     collectives_.on_room(connection);
+  } else if (connection.lane() == Lane::kTeams) {
+    teams_.on_room(connection);
   } else {
     mailbox_.on_room(connection);
   }
@@ -215,6 +242,7 @@ void Group::on_broken(Connection& connection, const std::string& reason) {
   if (state.connection.get() == &connection) engine_.poller().bury(std::move(state.connection));
   lose(peer, peers_[peer].said_bye ? "has left the group" : reason);
   collectives_.forget(connection);
+  teams_.forget(connection);
   mailbox_.forget(connection);
   decisions_.forget(connection);
 }
@@ -224,9 +252,10 @@ void Group::on_broken(Connection& connection, const std::string& reason) {
 void Group::lose(uint32_t peer, const std::string& reason) {
   if (peers_[peer].ending.empty()) peers_[peer].ending = reason;
   if (!failure_.empty() || left_) return;
+  if (gone(peer, Lane::kTeams)) teams_.lose(peer);
   if (inquiry_ != nullptr) return;  // conclude() knows more
-  const bool needed = (gone(peer, Lane::kCollective) && collectives_.needs(peer)) ||
-                      (gone(peer, Lane::kMessages) && (mailbox_.needs(peer) || decisions_.needs_all()));
+  const bool needed = (gone(peer, Lane::kCollective) && needs(peer, Lane::kCollective)) ||
+                      (gone(peer, Lane::kMessages) && needs(peer, Lane::kMessages));
   if (needed) return fail(peer, who(peer) + " " + peers_[peer].ending);
   // The end of a connection that is not read is not seen: it may lie behind more than the kernel holds.
   for (LaneState& lane : peers_[peer].lanes) {
@@ -293,6 +322,7 @@ void Group::end_everything() noexcept {
   suspicions_.clear();
   inquiry_.reset();
   collectives_.fail();
+  teams_.fail();
   decisions_.fail();
   mailbox_.fail();
 }
@@ -329,8 +359,20 @@ void Group::leave() noexcept {
   end_everything();
 }
 
+bool Group::work() {
+  const bool worked = collectives_.work();
+  return teams_.work() || worked;
+}
+
+void Group::cut(uint32_t peer, Lane lane) noexcept {
+  std::unique_ptr<Connection>& connection = peers_[peer].lanes[index(lane)].connection;
+  if (connection == nullptr) return;
+  std::erase(marked_, connection.get());
+  engine_.poller().bury(std::move(connection));
+}
+
 bool Group::busy() const {
-  if (!collectives_.idle() || !mailbox_.idle()) return true;
+  if (computes() || !mailbox_.idle()) return true;
   for (const Peer& peer : peers_) {
     for (const LaneState& lane : peer.lanes) {
       if (lane.connection != nullptr && !lane.connection->idle()) return true;
@@ -392,7 +434,7 @@ Clock::time_point Group::tick(Clock::time_point now) {
     return std::min(next, now + kInquiryTime);
   }
   if (operation != nullptr) next = std::min(next, operation->deadline);
-  next = std::min({next, decisions_.tick(now), collectives_.tick(now)});
+  next = std::min({next, decisions_.tick(now), collectives_.tick(now), teams_.tick(now)});
   if (!failure_.empty()) return next;
   const std::shared_ptr<Message> message = mailbox_.earliest();
   if (message != nullptr && message->deadline <= now) {
@@ -475,7 +517,7 @@ void Group::conclude() {
             "has called it, but is slow or cannot be reached; rank " + std::to_string(rank()) + " is waiting for it");
     }
   }
-  fail(culprit, "Timed out after " + seconds(operation->timeout) + ": " + blamed);
+  fail(culprit, "Timed out after " + in_seconds(operation->timeout) + ": " + blamed);
 }
 
 }  // namespace paceline

@@ -19,6 +19,7 @@
 #include "engine/decisions.h"
 #include "engine/mailbox.h"
 #include "engine/operation.h"
+#include "engine/teams.h"
 
 namespace paceline {
 
@@ -39,7 +40,10 @@ struct Membership {
   std::vector<PeerAddress> addresses;  // by rank; known a little later than the rest
 };
 
-class Group final : public FrameHandler, public std::enable_shared_from_this<Group> {
+// "2.5 s"
+std::string in_seconds(std::chrono::milliseconds duration);
+
+class Group final : public FrameHandler, public Owner, public std::enable_shared_from_this<Group> {
  public:
   Group(Engine& engine, Membership membership);
   ~Group();
@@ -51,7 +55,8 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   Collectives& collectives() { return collectives_; }
   Decisions& decisions() { return decisions_; }
   Mailbox& mailbox() { return mailbox_; }
-  const std::string& failure() const { return failure_; }
+  Teams& teams() { return teams_; }
+  const std::string& failure() const override { return failure_; }
   bool left() const { return left_; }
 
   void introduce(std::vector<PeerAddress> addresses);
@@ -61,6 +66,14 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
 
   // The connection to a peer, opened if there is none yet; nullptr while it is being opened or when the peer is gone.
   Connection* connection(uint32_t peer, Lane lane);
+  // The same, if it is open.
+  Connection* open_connection(uint32_t peer, Lane lane) const {
+    return peers_[peer].lanes[index(lane)].connection.get();
+  }
+  // Ends the connection without a word.
+  void cut(uint32_t peer, Lane lane) noexcept;
+  // Why the peer's connections end: "closed its connection: ...".
+  const std::string& ending(uint32_t peer) const { return peers_[peer].ending; }
   // Nothing more can come from the peer, nor be said to it, on this lane.
   bool gone(uint32_t peer, Lane lane) const {
     const LaneState& state = peers_[peer].lanes[index(lane)];
@@ -69,9 +82,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   void mark(Connection& connection);  // has frames to send: flushed at the end of the turn
   void flush_marked();
 
-  // The group has failed: the first reason counts. `culprit` is the rank to blame, or -1; `disputed` the collective
-  // that ranks disagree about, if that is the reason.
-  void fail(int64_t culprit, std::string reason, uint64_t disputed = 0) noexcept;
+  void fail(int64_t culprit, std::string reason, uint64_t disputed = 0) noexcept override;
   // Does a piece of work for this group; what it throws fails the group.
   template <typename Work>
   void guarded(const Work& work) noexcept {
@@ -83,8 +94,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
       on_exception("an exception that is none of the standard library's");
     }
   }
-  // What to tell the caller of what has this title.
-  std::string failure_of(const std::string& title) {
+  std::string failure_of(const std::string& title) override {
     heard_ = true;
     return title + ": " + failure_;
   }
@@ -95,8 +105,13 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   bool unheard() const { return disputed_ != kUndisputed && !heard_; }
   // An orderly end: peers are told.
   void leave() noexcept;
+  // Whether a collective is in flight, of all or of some.
+  bool computes() const { return !collectives_.idle() || !teams_.idle(); }
   // Whether anything is in flight.
   bool busy() const;
+  // One slice of what needs nothing from outside any more. False when there is none.
+  bool work();
+  bool has_work() const { return collectives_.has_work() || teams_.has_work(); }
   // Whether all connections have ended; and ends those that have not.
   bool closed() const;
   void close();
@@ -133,7 +148,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
     std::unique_ptr<Connection> connection;
   };
   struct Peer {
-    std::array<LaneState, kNumLanes> lanes;
+    std::array<LaneState, kLanes.size()> lanes;
     std::string ending;  // why its connections end, once one of them has
     bool said_bye = false;
   };
@@ -155,6 +170,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   };
 
   static size_t index(Lane lane) { return static_cast<size_t>(lane); }
+  bool needs(uint32_t peer, Lane lane) const;
   Clock::time_point judge(Clock::time_point now);
   void look_for_life(Clock::time_point now);
   void probe(uint32_t peer, const Operation& operation);
@@ -172,6 +188,7 @@ class Group final : public FrameHandler, public std::enable_shared_from_this<Gro
   Collectives collectives_;
   Decisions decisions_;
   Mailbox mailbox_;
+  Teams teams_;
   std::set<Nonce> greeted_;
   std::vector<Connection*> marked_;
   std::map<const Connection*, std::vector<uint8_t>> error_texts_;

@@ -36,8 +36,15 @@ struct Prepared {
   std::vector<Place> places;
 };
 
+// Operations of teams have numbers from here on: their callers count them, and the group counts its own.
+constexpr uint64_t kFirstOfTeams = uint64_t{1} << 63;
+
 // "allreduce #812"
-inline std::string title(Kind kind, uint64_t seq) { return std::string(name(kind)) + " #" + std::to_string(seq); }
+inline std::string title(Kind kind, uint64_t seq) {
+  const bool of_team = seq >= kFirstOfTeams;
+  return std::string(of_team ? "partial " : "") + name(kind) + " #" +
+         std::to_string(of_team ? seq - kFirstOfTeams : seq);
+}
 
 struct Operation {
   // Set by the caller.
@@ -45,6 +52,7 @@ struct Operation {
   std::shared_ptr<const Program> program;
   std::vector<Place> places;  // one a chunk; those the rank does not touch may be empty
   std::chrono::milliseconds timeout{0};
+  uint64_t number = 0;  // of an operation of a team (teams.h), whose program names its members; otherwise 0
   // Set instead of program and places where the operation awaits a decision (decisions.h): makes both from the choice,
   // or returns nothing if that would take long and `may_wait` is false. It throws where the choice makes no sense.
   std::function<std::optional<Prepared>(const std::string& choice, bool may_wait)> prepare;

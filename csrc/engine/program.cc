@@ -97,4 +97,15 @@ const Program::Peer* Program::find_peer(uint32_t rank) const {
   return peer != peers_.end() && peer->rank == rank ? &*peer : nullptr;
 }
 
+std::shared_ptr<const Program> Program::among(std::span<const uint32_t> members) const {
+  if (members.size() != num_ranks_) throw std::invalid_argument("a program needs as many members as it has ranks");
+  auto program = std::make_shared<Program>(*this);
+  program->rank_ = members[rank_];
+  for (Access& access : program->accesses_) access.peer = members[access.peer];
+  for (Peer& peer : program->peers_) peer.rank = members[peer.rank];
+  std::sort(program->peers_.begin(), program->peers_.end(),
+            [](const Peer& a, const Peer& b) { return a.rank < b.rank; });
+  return program;
+}
+
 }  // namespace paceline

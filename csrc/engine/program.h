@@ -70,6 +70,8 @@ class Program {
   };
   const std::vector<Peer>& peers() const { return peers_; }
   const Peer* find_peer(uint32_t rank) const;
+  // The same for some of a group's ranks: `members[i]` plays the part of rank i. They are all different.
+  std::shared_ptr<const Program> among(std::span<const uint32_t> members) const;
 
   // Whether this rank writes the chunk: where that is not its result, the place needs memory of its own.
   const std::vector<bool>& written() const { return written_; }

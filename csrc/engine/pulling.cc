@@ -77,7 +77,7 @@ bool Collectives::pull() {
   progress.queued = false;
   const int64_t which = pullable(*operation, index);
   const Access& access = operation->program->accesses()[index];
-  Connection* connection = group_.connection(access.peer, Lane::kCollective);
+  Connection* connection = group_.connection(access.peer, lane_);
   if (which < 0 || connection == nullptr) return true;
 
   std::vector<Operation::Block>& blocks = operation->arrived[index];
@@ -108,7 +108,7 @@ bool Collectives::pull() {
   } else {
     blocks.insert(rest, {offset, length, std::move(buffer)});
   }
-  if (group_.failure().empty()) apply(operation, index);
+  if (owner_.failure().empty()) apply(operation, index);
   group_.flush_marked();
   return true;
 }

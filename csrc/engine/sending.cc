@@ -35,7 +35,7 @@ void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t in
     operation->held.insert({access.step, index});
     return;
   }
-  Connection* connection = group_.connection(access.peer, Lane::kCollective);
+  Connection* connection = group_.connection(access.peer, lane_);
   if (connection != nullptr && ready < bytes && ready - progress.moved < connection->slice_bytes()) return;
   progress.queued = true;
   // What belongs to an earlier step goes first, also when it became ready later: others wait for it.
@@ -77,6 +77,7 @@ void Collectives::on_room(Connection& connection) {
   for (auto entry = outgoing.queues.begin(); entry != outgoing.queues.end() && connection.has_room();) {
     const uint64_t seq = entry->first;
     if (!first && (seq > outgoing.posted || !connection.idle())) break;
+    if (asks_first() && seq > outgoing.posted) break;
     if (seq > outgoing.posted && connection.shares_memory() && expects(connection.peer(), seq)) break;
     const auto operation = operations_.find(seq);
     if (operation == operations_.end()) break;
@@ -166,8 +167,8 @@ bool Collectives::gives_way(const Operation& operation, uint32_t index) {
     const uint32_t peer = operation.program->accesses()[access].peer;
     const Outgoing& outgoing = outgoing_[peer];
     const bool first = outgoing.queues.empty() || outgoing.queues.begin()->first >= operation.seq;
-    if (!first && outgoing.posted < operation.seq) continue;  // as on_room has it
-    const Connection* connection = group_.connection(peer, Lane::kCollective);
+    if ((!first || asks_first()) && outgoing.posted < operation.seq) continue;  // as on_room has it
+    const Connection* connection = group_.connection(peer, lane_);
     if (connection == nullptr || connection->shares_memory()) continue;
     const Clock::time_point since = connection->blocked_since();
     if (since != Clock::time_point::max() && now - since > kGiveWay) continue;
@@ -182,7 +183,7 @@ void Collectives::let_others_send(const Operation& operation) {
   for (const auto& [peer, outgoing] : outgoing_) {
     const auto queue = outgoing.queues.find(operation.seq);
     if (queue == outgoing.queues.end() || queue->second.ready.empty()) continue;
-    Connection* connection = group_.connection(peer, Lane::kCollective);
+    Connection* connection = group_.connection(peer, lane_);
     if (connection != nullptr) group_.mark(*connection);
   }
 }

@@ -2,7 +2,8 @@
 //
 //   type      who to whom                   payload       meaning of the fields
 //   data      sender -> receiver            the bytes     [offset, offset+length) of transfer `id` of collective `seq`
-//   posted    any -> any                    none          the sender has called collectives up to `seq`
+//   posted    any -> any                    none          the sender has called collectives up to `seq`, or what of a
+//                                                         team has this number
 //   message   sender -> receiver            the bytes     point-to-point: [offset, offset+length) of message number
 //                                                         `seq`, which has `total` bytes; `id` is its tag
 //   offer     sender -> receiver            none          a message of `length` bytes waits to be accepted
@@ -13,6 +14,8 @@
 //   error     any -> all                    text          the group has failed; `id` is the rank to blame, `seq` the
 //                                                         collective that ranks disagree about, or 0
 //   bye       any -> all                    none          an orderly end
+//   given up  any -> its team               text          the operation `seq` of a team has failed; `id` as of error.
+//                                                         By any connection
 //   arrived   any -> coordinator            none          the sender has called `seq`, its decision number `offset`
 //   decided   coordinator -> all            the choice    decisions number `offset` to `seq` are this choice
 //
@@ -62,6 +65,7 @@ enum class FrameType : uint8_t {
   kStream = 16,
   kAt = 17,
   kPulled = 18,
+  kGivenUp = 19,
 };
 
 // The collectives by number; the names and their meaning are those of paceline.ir.collective.Kind.
@@ -109,7 +113,7 @@ struct FrameHeader {
   uint64_t streamed_bytes() const {
     if (type == FrameType::kAt) return sizeof(uint64_t);
     const bool carries = type == FrameType::kData || type == FrameType::kMessage || type == FrameType::kError ||
-                         type == FrameType::kDecided;
+                         type == FrameType::kDecided || type == FrameType::kGivenUp;
     return carries && !shared ? length : 0;
   }
 };

@@ -55,7 +55,7 @@ bool decode(std::span<const uint8_t, kHelloBytes> bytes, Hello* hello) {
   ByteReader head(at + 8);
   hello->version = head.get<uint16_t>();
   const auto lane = head.get<uint8_t>();
-  if (lane >= kNumLanes) return false;
+  if (lane >= kLanes.size()) return false;
   hello->lane = static_cast<Lane>(lane);
   std::memcpy(hello->group.data(), at + 12, 16);
   ByteReader tail(at + 28);

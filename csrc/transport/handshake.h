@@ -23,15 +23,16 @@
 
 namespace paceline {
 
-constexpr uint16_t kProtocolVersion = 4;
+constexpr uint16_t kProtocolVersion = 5;
 
 using GroupId = std::array<uint8_t, 16>;
 using Secret = std::array<uint8_t, 32>;
 using Nonce = std::array<uint8_t, 16>;
 
-// Collectives and point-to-point messages have connections of their own, so that neither waits behind the other.
-enum class Lane : uint8_t { kCollective = 0, kMessages = 1 };
-constexpr int kNumLanes = 2;
+// Collectives, point-to-point messages and the operations of teams have connections of their own, so that none waits
+// behind another.
+enum class Lane : uint8_t { kCollective = 0, kMessages = 1, kTeams = 2 };
+constexpr std::array<Lane, 3> kLanes = {Lane::kCollective, Lane::kMessages, Lane::kTeams};
 
 struct Hello {
   uint16_t version = kProtocolVersion;

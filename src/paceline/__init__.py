@@ -37,6 +37,7 @@ from paceline.policy.planning import Plan, compare, plan
 if TYPE_CHECKING:
     from paceline import hooks
     from paceline.collectives import all_reduce
+    from paceline.partial import partial_all_reduce
     from paceline.train.dear.scaler import GradScaler
     from paceline.train.dear.wrapper import DataParallel
 
@@ -70,6 +71,7 @@ __all__ = [
     "cost",
     "hooks",
     "load",
+    "partial_all_reduce",
     "plan",
     "prove",
     "save",
@@ -81,6 +83,7 @@ _NEED_TORCH = {
     "GradScaler": "paceline.train.dear.scaler:GradScaler",
     "all_reduce": "paceline.collectives:all_reduce",
     "hooks": "paceline.hooks:",
+    "partial_all_reduce": "paceline.partial:partial_all_reduce",
 }
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch._C._distributed_c10d import Backend as TorchBackend
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import ReduceOp, Store, Work
 
 from paceline.planner import Planner
 
@@ -52,6 +53,16 @@ class Backend(TorchBackend):
         make_planner: Callable[[int, Any, Sequence[str], str, Callable[[int, int, int], float]], Planner],
     ) -> None: ...
     def arrivals(self) -> list[tuple[int, int, int, str, tuple[float, ...]]]: ...
+    def partial_allreduce(
+        self,
+        tensor: torch.Tensor,
+        members: Sequence[int],
+        number: int,
+        op: ReduceOp | ReduceOp.RedOpType,
+        timeout: timedelta,
+        asynchronous: bool,
+    ) -> Work | None: ...
+    def give_up(self, number: int, reason: str) -> None: ...
     def failure(self) -> str: ...
     def chosen(self) -> list[str]: ...
 

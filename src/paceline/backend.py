@@ -188,12 +188,12 @@ def _planner(
 
 def chosen_algorithms(group: Any = None) -> list[str]:
     """Which algorithm runs each kind of collective a process group has used so far, one line each."""
-    return _backend(group).chosen()
+    return of_group(group).chosen()
 
 
 def failure(group: Any = None) -> str:
     """Why a process group has failed, in the words its next call will raise; an empty string while it has not."""
-    return _backend(group).failure()
+    return of_group(group).failure()
 
 
 def arrivals(group: Any = None) -> list[Arrival]:
@@ -203,17 +203,28 @@ def arrivals(group: Any = None) -> list[Arrival]:
     """
     from paceline.observe.arrivals import arrival
 
-    return [arrival(record) for record in _backend(group).arrivals()]
+    return [arrival(record) for record in of_group(group).arrivals()]
 
 
-def _backend(group: Any) -> Backend:
+def is_paceline(group: Any = None) -> bool:
+    """Whether a process group's CPU tensors are Paceline's business."""
+    try:
+        return type(_found(group)).__module__ == "paceline._c10d"
+    except RuntimeError:  # it has nothing for them
+        return False
+
+
+def of_group(group: Any = None) -> Backend:
+    """The C++ backend of a process group that runs on Paceline."""
+    backend = _found(group)
+    if not is_paceline(group):
+        raise UsageError(f"this process group runs on {backend.name()}, not on paceline")
+    return backend  # type: ignore[no-any-return]
+
+
+def _found(group: Any) -> Any:
     import torch
     import torch.distributed as dist
 
-    from paceline._c10d import Backend
-
     backend = (group or dist.distributed_c10d._get_default_group())._get_backend(torch.device("cpu"))
-    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
-    if not isinstance(backend, Backend):
-        raise UsageError(f"this process group runs on {backend.name()}, not on paceline")
-    return backend
+    return getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it

@@ -15,7 +15,6 @@ import socket
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -29,7 +28,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from paceline.config import Config
 from paceline.errors import MessageError, UsageError
 from paceline.executors import torch_p2p
-from paceline.executors.handles import InThread, OnStream, Pending
+from paceline.executors.handles import Beside, Pending
 from paceline.executors.messages import MessageProgram, message_program
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective, Kind
@@ -38,9 +37,6 @@ from paceline.policy.select import cluster_of, select
 
 Late: TypeAlias = int | Iterable[int] | Mapping[int, float] | None
 """Who arrives after the others, by rank of the group; a mapping says by how many seconds."""
-
-_MOST_AT_ONCE = 8
-"""Asynchronous calls of a group that run side by side; those after them wait for one to end."""
 
 _MOST_PROGRAMS = 256
 
@@ -83,7 +79,7 @@ def all_reduce(
     state = _state(group)
     act = state.prepare(tensor.detach(), name, group, late_s, algorithm)
     if async_op:
-        return state.start(act, tensor)
+        return state.beside.start(act, tensor)
     with torch.no_grad():
         act()
     return None
@@ -132,8 +128,7 @@ class _State:
         self.programs: dict[tuple[Any, ...], MessageProgram] = {}
         self.calls = 0
         self.lock = threading.Lock()
-        self.pool = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="paceline")
-        self.streams: dict[torch.device, torch.Stream] = {}
+        self.beside = Beside()
 
     def program(
         self, size_bytes: int, exact: bool, late_s: Mapping[int, float], algorithm: str | None
@@ -176,27 +171,12 @@ class _State:
         wires = [torch_p2p.GroupWire(group, tag + part) for part in range(parts)]
 
         def act() -> None:
-            flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
-            if op == "AVG" and not exact:
-                flat.div_(self.num_ranks)  # before, as DDP does, so that small types do not overflow
             try:
-                torch_p2p.run_parts(program, flat, op, wires)
+                torch_p2p.reduce_in_place(program, tensor, op, exact, wires)
             except MessageError as error:
                 raise _explained(error, group, call, told) from error
-            if op == "AVG" and exact:
-                flat.div_(self.num_ranks, rounding_mode="trunc")
-            if flat.data_ptr() != tensor.data_ptr():
-                tensor.copy_(flat.view(tensor.shape))
 
         return act
-
-    def start(self, act: Callable[[], None], tensor: torch.Tensor) -> Pending:
-        """Run it beside the caller."""
-        if tensor.device.type == "cpu":
-            return InThread(self.pool, act, tensor)
-        if tensor.device not in self.streams:
-            self.streams[tensor.device] = torch.Stream(tensor.device)
-        return OnStream(self.streams[tensor.device], act, tensor)
 
 
 def deterministic(group: dist.ProcessGroup) -> bool:

@@ -38,8 +38,14 @@ class Planner:
         self._late_s: dict[int, float] = {}
         self._known_late: frozenset[int] = frozenset()
 
-    def __call__(self, kind: str, root: int, size_bytes: int, exact: bool, choice: str) -> Program:
-        """This rank's program for a request."""
+    def __call__(
+        self, kind: str, root: int, size_bytes: int, exact: bool, choice: str, members: Sequence[int] = ()
+    ) -> Program:
+        """This rank's program for a request. Of ``members``, if they are some only, it is one by its place there."""
+        if members:
+            collective = Collective(Kind(kind), len(members), root)
+            chosen = select(collective, self._cluster.among(members), size_bytes, exact=exact)
+            return program(chosen.proof, list(members).index(self._rank))
         collective = Collective(Kind(kind), self._cluster.num_ranks, root)
         plain = select(collective, self._cluster, size_bytes, exact=exact, wanted=self._config.algorithms)
         chosen = stragglers.decide(collective, self._cluster, size_bytes, choice or self._always, plain)

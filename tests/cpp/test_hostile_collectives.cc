@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <thread>
 
 #include "victim.h"
 
@@ -326,6 +327,64 @@ TEST(Collectives, NoDescriptorForTheSegment) {
   EXPECT_TRUE(has(std::string(words.begin(), words.end()), "cannot go on: too many open files"))
       << std::string(words.begin(), words.end());
   EXPECT_TRUE(has(pending.wait(5s), "too many open files")) << pending.wait();
+}
+
+// What a member says about teams ends an operation of a team at most; the group goes on.
+TEST(HostileTeams, EndNothingElse) {
+  for (const bool shm : {false, true}) {
+    Victim victim(shm);
+    Impostor impostor = victim.impostor(Lane::kTeams);
+    const Job job = to_zero(1000);
+    const auto right = [&](uint64_t number) {
+      const Pending pending = victim.post(job, 20s, number);
+      FrameHeader header = data_frame(victim.call(), 4000, 0, 4000);
+      header.seq = number;
+      impostor.send(header, std::vector<uint8_t>(4000));
+      return pending.wait(5s);
+    };
+    FrameHeader unknown = data_frame({}, 4000, 0, 4000);
+    unknown.seq = kFirstOfTeams + 77;  // not called, and the group's own number
+    impostor.send(unknown, std::vector<uint8_t>(4000));
+    unknown.seq = 1;
+    impostor.send(unknown, std::vector<uint8_t>(4000));
+    FrameHeader called;
+    called.type = FrameType::kPosted;
+    for (uint64_t number : {uint64_t{0}, uint64_t{1}, kFirstOfTeams, UINT64_MAX}) {
+      called.seq = number;
+      impostor.send(called);
+    }
+    for (uint64_t i = 0; i < 20000; ++i) {
+      called.seq = kFirstOfTeams + 1000 + i;
+      impostor.send(called);
+    }
+    EXPECT_EQ(right(kFirstOfTeams + 1), "");
+
+    const Pending spoiled = victim.post(job, 20s, kFirstOfTeams + 2);
+    FrameHeader another = data_frame(victim.call(), 4000, 0, 4000);
+    another.seq = kFirstOfTeams + 2;
+    another.call.count = 7;
+    impostor.send(another, std::vector<uint8_t>(4000));
+    EXPECT_TRUE(has(spoiled.wait(5s), "rank 1 (impostor)") || has(spoiled.wait(5s), "rank 1 called")) << spoiled.wait();
+    impostor.send(another, std::vector<uint8_t>(4000));  // too late
+    EXPECT_EQ(right(kFirstOfTeams + 3), "");
+
+    FrameHeader given_up;
+    given_up.type = FrameType::kGivenUp;
+    given_up.seq = kFirstOfTeams + 4;
+    given_up.id = 99;
+    given_up.length = 5;
+    const std::vector<uint8_t> words = {'t', 'i', 'r', 'e', 'd'};
+    impostor.send(given_up, words);
+    std::this_thread::sleep_for(20ms);
+    EXPECT_TRUE(has(right(kFirstOfTeams + 4), "tired (told by rank 1)"));
+    EXPECT_EQ(right(kFirstOfTeams + 5), "");
+    EXPECT_EQ(victim.failure(), "");
+
+    FrameHeader at;
+    at.type = FrameType::kAccept;
+    impostor.send(at);
+    EXPECT_TRUE(has(victim.fails(), "on the wrong connection"));
+  }
 }
 
 }  // namespace

@@ -24,8 +24,9 @@ Impostor Victim::impostor(Lane lane) {
   return impostor;
 }
 
-Pending Victim::post(const Job& job, std::chrono::milliseconds timeout) {
+Pending Victim::post(const Job& job, std::chrono::milliseconds timeout, uint64_t number) {
   operation_ = job.operation(0);
+  operation_->number = number;
   operation_->timeout = timeout;
   const auto promise = std::make_shared<std::promise<std::string>>();
   operation_->on_done = [promise](const std::string& error) { promise->set_value(error); };

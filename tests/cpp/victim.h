@@ -19,7 +19,8 @@ class Victim {
   // Rank 1, introduced.
   Impostor impostor(Lane lane);
 
-  Pending post(const Job& job, std::chrono::milliseconds timeout = std::chrono::seconds(20));
+  // With a number, as a team.
+  Pending post(const Job& job, std::chrono::milliseconds timeout = std::chrono::seconds(20), uint64_t number = 0);
   Pending message(bool receives, uint32_t tag, std::vector<uint8_t>& bytes,
                   std::chrono::milliseconds timeout = std::chrono::seconds(20));
 

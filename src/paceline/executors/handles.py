@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
+
+
+_MOST_AT_ONCE = 8
+"""Calls of a group that run side by side; those after them wait for one to end."""
 
 
 class Pending(Protocol):
@@ -105,3 +109,19 @@ class OnStream:
         """Seconds on the device from the call to the result."""
         milliseconds: Any = self._began.elapsed_time(self._ended)
         return float(milliseconds) * 1e-3
+
+
+class Beside:
+    """Starts the calls of a group beside their caller, as it suits the tensor's device."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="paceline")
+        self._streams: dict[torch.device, torch.Stream] = {}
+
+    def start(self, act: Callable[[], None], tensor: torch.Tensor) -> Pending:
+        """Run it, and return what to wait for."""
+        if tensor.device.type == "cpu":
+            return InThread(self._pool, act, tensor)
+        if tensor.device not in self._streams:
+            self._streams[tensor.device] = torch.Stream(tensor.device)
+        return OnStream(self._streams[tensor.device], act, tensor)

@@ -52,24 +52,28 @@ class Wire(Protocol):
 
 
 class GroupWire:
-    """Messages of a process group, under a tag of their own where the backend has tags."""
+    """Messages of a process group, under a tag of their own where the backend has tags.
 
-    def __init__(self, group: dist.ProcessGroup, tag: int) -> None:
+    Where only ``members`` of the group take part, peers are numbered by their place there.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, tag: int, members: Sequence[int] | None = None) -> None:
         self._group, self._tag = group, tag
+        self._members = range(group.size()) if members is None else members
 
     def send(self, data: torch.Tensor, peer: int) -> Work:
         """Start to send to a rank of the group."""
-        return _there(dist.isend(data, group=self._group, group_dst=peer, tag=self._tag))
+        return _there(dist.isend(data, group=self._group, group_dst=self._members[peer], tag=self._tag))
 
     def receive(self, data: torch.Tensor, peer: int) -> Work:
         """Start to receive from a rank of the group."""
-        return _there(dist.irecv(data, group=self._group, group_src=peer, tag=self._tag))
+        return _there(dist.irecv(data, group=self._group, group_src=self._members[peer], tag=self._tag))
 
     def batch(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> Work:
         """Start a batch of the backend's."""
         posts = ((dist.isend, sends), (dist.irecv, receives))
         operations = [
-            dist.P2POp(post, data, group=self._group, group_peer=peer, tag=self._tag)
+            dist.P2POp(post, data, group=self._group, group_peer=self._members[peer], tag=self._tag)
             for post, messages in posts
             for data, peer in messages
         ]
@@ -129,6 +133,21 @@ def run(program: MessageProgram, buffer: torch.Tensor, op: str, wire: Wire, *, b
         player.play_batches()
     else:
         player.play_flow()
+
+
+def reduce_in_place(program: MessageProgram, tensor: torch.Tensor, op: str, exact: bool, wires: Sequence[Wire]) -> None:
+    """All-reduce a tensor of any strides, in as many parts side by side as there are wires.
+
+    ``exact`` says that the tensor's numbers are added without rounding.
+    """
+    flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+    if op == "AVG" and not exact:
+        flat.div_(program.num_ranks)  # before, as DDP does, so that small types do not overflow
+    run_parts(program, flat, op, wires)
+    if op == "AVG" and exact:
+        flat.div_(program.num_ranks, rounding_mode="trunc")
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.copy_(flat.view(tensor.shape))
 
 
 def run_parts(program: MessageProgram, buffer: torch.Tensor, op: str, wires: Sequence[Wire]) -> None:

@@ -182,6 +182,16 @@ class Cluster:
             late_s = [late_s.get(rank, late) for rank, late in enumerate(self.late_s)]
         return replace(self, late_s=tuple(map(float, late_s)))
 
+    def among(self, members: Sequence[int]) -> Cluster:
+        """Some of the ranks, on their hosts, in this order."""
+        kept = list(dict.fromkeys(self.host_of[rank] for rank in members))
+        return replace(
+            self,
+            hosts=tuple(self.hosts[host] for host in kept),
+            host_of=tuple(kept.index(self.host_of[rank]) for rank in members),
+            late_s=tuple(self.late_s[rank] for rank in members),
+        )
+
     def resized(self, num_ranks: int) -> Cluster:
         """The same kind of cluster with another number of ranks, for sweeps: hosts are added or dropped in turn.
 

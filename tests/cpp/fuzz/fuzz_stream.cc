@@ -1,5 +1,5 @@
 // A member of a group of two that says anything at all while the other has a collective, a send and a receive in
-// flight, or a collective that awaits a decision. Frames are made to fit, except for the fields that the input changes,
+// flight, or a collective that awaits a decision, or an operation of a team. Frames are made to fit, except for the fields that the input changes,
 // so that they get far into the engine. Whatever happens, all three end soon after the stream does, and no byte outside
 // their buffers is touched.
 #include <chrono>
@@ -18,23 +18,24 @@ namespace {
 
 // One frame: its type, which fields are not what they should be, those fields, and how much payload comes.
 void say(testing::Impostor& impostor, const Rings& rings, testing::Input& input, const Call& call, uint64_t bytes,
-         uint64_t* moved) {
+         uint64_t first, uint64_t* moved) {
   static const std::vector<uint8_t> memory(1 << 18);
   FrameHeader header;
   const uint8_t type = input.byte();
   if (type >= 0xf0) return impostor.send(input.take(input.byte()));  // no frame at all
-  header.type = static_cast<FrameType>(1 + type % 18);
+  header.type = type >= 0xd8 ? FrameType::kGivenUp : static_cast<FrameType>(1 + type % 18);
   const uint8_t changed = input.byte();
   const bool collective = header.type <= FrameType::kPosted;
   const bool decides = header.type == FrameType::kArrived || header.type == FrameType::kDecided;
-  header.seq = collective || header.type >= FrameType::kProbe ? 1 : 0;
+  header.seq = collective || header.type >= FrameType::kProbe ? first + 1 : 0;
   header.call = call;
   header.total = bytes;
   header.offset = *moved;
-  header.length = header.type == FrameType::kError ? 5 : header.type == FrameType::kDecided ? 1 : bytes - *moved;
+  const bool says_why = header.type == FrameType::kError || header.type == FrameType::kGivenUp;
+  header.length = says_why ? 5 : header.type == FrameType::kDecided ? 1 : bytes - *moved;
   if (decides) header.offset = 1;
   if ((changed & 1) != 0) header.id = static_cast<uint32_t>(input.number(4));
-  if ((changed & 2) != 0) header.seq = input.number(2);
+  if ((changed & 2) != 0) header.seq = first + input.number(2);
   if ((changed & 4) != 0) header.offset = input.number(4);
   if ((changed & 8) != 0) header.length = input.number(4);
   if ((changed & 16) != 0) header.total = input.number(4);
@@ -107,6 +108,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     rules.most_missing = 1;
     engine.decide_by(group, rules);
   }
+  const bool team = !messages && (choices & 32) != 0;
+  const uint64_t first = team ? kFirstOfTeams : 0;
+  if (team) operation->number = first + 1;
   const auto post = [&] {
     if (messages) {
       engine.send(group, message(buffers->out));
@@ -129,7 +133,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Rings rings;
     const Rings unread;
     testing::require(rings.open(Fd(::dup(unread.fd()))), "a segment that cannot be mapped");
-    testing::require(impostor.introduce(member, 0, messages ? Lane::kMessages : Lane::kCollective),
+    testing::require(impostor.introduce(member, 0, messages ? Lane::kMessages : team ? Lane::kTeams : Lane::kCollective),
                      "a member that is not welcome");
     Call call = operation->call;
     call.schedule = awaits ? 0 : operation->program->digest();
@@ -139,9 +143,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     uint64_t moved = 0;
     const uint64_t chunk = operation->places[0].bytes;
-    if ((choices & 16) != 0) say(impostor, rings, input, call, messages ? bytes : chunk, &moved);  // before the call
+    if ((choices & 16) != 0) say(impostor, rings, input, call, messages ? bytes : chunk, first, &moved);  // before the call
     post();
-    while (!input.empty()) say(impostor, rings, input, call, messages ? bytes : chunk, &moved);
+    while (!input.empty()) say(impostor, rings, input, call, messages ? bytes : chunk, first, &moved);
     impostor.shut();
     for (const testing::Pending& entry : pending) {
       testing::require(entry.wait(std::chrono::seconds(5)).find("still in flight") == std::string::npos,
