@@ -126,8 +126,8 @@ class _Team:
     ) -> Callable[[], None]:
         """The whole call, ready to run in any thread."""
         exact = not (tensor.is_floating_point() or tensor.is_complex()) or op in ("MIN", "MAX")
-        program = self.program(ranks, tensor.numel() * tensor.element_size(), exact)
-        wire = torch_p2p.GroupWire(group, _TAGS + number % _TAGS, ranks)
+        program = self.program(ranks, tensor.numel() * tensor.element_size(), exact).among(ranks)
+        wire = torch_p2p.GroupWire(group, _TAGS + number % _TAGS)
 
         return lambda: torch_p2p.reduce_in_place(program, tensor, op, exact, [wire])
 

@@ -7,7 +7,8 @@ message may be sent, or received where it belongs, is worked out here, once for 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -57,6 +58,11 @@ class MessageProgram:
     algorithm: str
     digest: str
     messages: tuple[Message, ...]
+
+    def among(self, members: Sequence[int]) -> MessageProgram:
+        """The same for some of a group's ranks: ``members[i]`` plays the part of rank i."""
+        messages = tuple(replace(message, peer=members[message.peer]) for message in self.messages)
+        return replace(self, rank=members[self.rank], messages=messages)
 
     @cached_property
     def steps(self) -> list[tuple[list[int], list[int]]]:

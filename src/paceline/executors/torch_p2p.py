@@ -52,28 +52,24 @@ class Wire(Protocol):
 
 
 class GroupWire:
-    """Messages of a process group, under a tag of their own where the backend has tags.
+    """Messages of a process group, under a tag of their own where the backend has tags."""
 
-    Where only ``members`` of the group take part, peers are numbered by their place there.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, tag: int, members: Sequence[int] | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup, tag: int) -> None:
         self._group, self._tag = group, tag
-        self._members = range(group.size()) if members is None else members
 
     def send(self, data: torch.Tensor, peer: int) -> Work:
         """Start to send to a rank of the group."""
-        return _there(dist.isend(data, group=self._group, group_dst=self._members[peer], tag=self._tag))
+        return _there(dist.isend(data, group=self._group, group_dst=peer, tag=self._tag))
 
     def receive(self, data: torch.Tensor, peer: int) -> Work:
         """Start to receive from a rank of the group."""
-        return _there(dist.irecv(data, group=self._group, group_src=self._members[peer], tag=self._tag))
+        return _there(dist.irecv(data, group=self._group, group_src=peer, tag=self._tag))
 
     def batch(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> Work:
         """Start a batch of the backend's."""
         posts = ((dist.isend, sends), (dist.irecv, receives))
         operations = [
-            dist.P2POp(post, data, group=self._group, group_peer=self._members[peer], tag=self._tag)
+            dist.P2POp(post, data, group=self._group, group_peer=peer, tag=self._tag)
             for post, messages in posts
             for data, peer in messages
         ]
