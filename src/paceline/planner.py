@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.config import Config
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("paceline")
 _HISTORY = 64
+_ALIKE = 1.5
 
 
 class Planner:
@@ -30,6 +33,7 @@ class Planner:
         self._config = config
         self._rank = rank
         self._cluster = cluster
+        self._roughly = _roughly(cluster)
         self._always = "" if config.late in ("auto", "off") else stragglers.within(config.late, cluster.num_ranks)
         asked_for = Kind.ALL_REDUCE in config.algorithms or None in config.algorithms
         waits = config.late == "auto" and not config.deterministic and not asked_for
@@ -44,7 +48,7 @@ class Planner:
         """This rank's program for a request. Of ``members``, if they are some only, it is one by its place there."""
         if members:
             collective = Collective(Kind(kind), len(members), root)
-            chosen = select(collective, self._cluster.among(members), size_bytes, exact=exact)
+            chosen = select(collective, self._roughly.among(members), size_bytes, exact=exact)
             return program(chosen.proof, list(members).index(self._rank))
         collective = Collective(Kind(kind), self._cluster.num_ranks, root)
         plain = select(collective, self._cluster, size_bytes, exact=exact, wanted=self._config.algorithms)
@@ -64,6 +68,19 @@ class Planner:
         seen = [stragglers.Seen(one.size_bytes * per_byte_s, one.late_s) for one in self._history]
         self._late_s = stragglers.forecast(seen, self._late_s)
         return stragglers.spell(self._late_s)
+
+
+def _roughly(cluster: Cluster) -> Cluster:
+    """Hosts whose links were measured to differ by little are alike: then most teams have the same plan."""
+
+    def steps(rate: float) -> float:
+        return _ALIKE ** round(math.log(rate, _ALIKE))
+
+    hosts = [
+        replace(host, up_bytes_per_s=steps(host.up_bytes_per_s), down_bytes_per_s=steps(host.down_bytes_per_s))
+        for host in cluster.hosts
+    ]
+    return replace(cluster, hosts=tuple(hosts))
 
 
 def _title(plan: Plan) -> str:
