@@ -56,8 +56,8 @@ def rank_process(num_members: int, megabytes: float, turns: int) -> None:
 
     call(0, GLOO, same)  # which connects them
     call(0, STRANGERS, same)
-    for members in itertools.combinations(range(size), 2):  # from here on every two ranks have met
-        call(0, "in pairs", list(members))
+    for pair in itertools.combinations(range(size), 2):  # from here on every two ranks have met
+        call(0, "in pairs", list(pair))
     for turn in range(1, turns + 1):
         calls = [(SAME, same), (GLOO, same), (NEW, sets[turn % len(sets)])]
         for name, members in calls[:: -1 if turn % 2 else 1]:  # who comes first must not matter

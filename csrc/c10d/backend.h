@@ -79,8 +79,8 @@ class Backend final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
   // Among some of the ranks, which need not be in order: they alone call it, with the same number, which is below 2^63.
-  WorkPtr partial_allreduce(at::Tensor& tensor, std::vector<int64_t> members, uint64_t number,
-                            const c10d::ReduceOp& op, std::chrono::milliseconds timeout, bool asynchronous);
+  WorkPtr partial_allreduce(at::Tensor& tensor, std::vector<int64_t> members, uint64_t number, const c10d::ReduceOp& op,
+                            std::chrono::milliseconds timeout, bool asynchronous);
   // Ends such an operation on all its members.
   void give_up(uint64_t number, const std::string& reason);
 

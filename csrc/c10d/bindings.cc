@@ -64,8 +64,7 @@ Plans wrap_planner(const std::shared_ptr<py::object>& planner) {
   Plans plans;
   plans.planner = [planner](const PlanRequest& request) {
     const py::gil_scoped_acquire lock;
-    return (*planner)(name(request.kind), request.root, request.bytes, request.exact, request.choice,
-                      request.members)
+    return (*planner)(name(request.kind), request.root, request.bytes, request.exact, request.choice, request.members)
         .cast<std::shared_ptr<Program>>();
   };
   const py::object rules = planner->attr("rules");
@@ -154,8 +153,8 @@ PYBIND11_MODULE(_c10d, module) {
           py::arg("tensor"), py::arg("members"), py::arg("number"), py::arg("op"), py::arg("timeout"),
           py::arg("asynchronous"), py::call_guard<py::gil_scoped_release>(),
           "Reduces among some ranks; None when it has ended.")
-      .def("give_up", &Backend::give_up, py::arg("number"), py::arg("reason"),
-           py::call_guard<py::gil_scoped_release>(), "Ends a partial operation on all its members.")
+      .def("give_up", &Backend::give_up, py::arg("number"), py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
+           "Ends a partial operation on all its members.")
       .def("failure", &Backend::failure, py::call_guard<py::gil_scoped_release>(),
            "Why the group has failed, or an empty string.")
       .def("chosen", &Backend::chosen, py::call_guard<py::gil_scoped_release>(),

@@ -184,9 +184,9 @@ class Connection final : public Watcher {
   uint8_t* to_ = nullptr;
   uint64_t to_go_ = 0;
   std::vector<uint8_t> nowhere_;  // where it goes when it is not wanted any more
-  Fd passed_;               // a file that came with the bytes read last
-  bool lost_file_ = false;  // one came, and this process had no descriptor for it
-  bool drained_ = false;    // the last read took all there was
+  Fd passed_;                     // a file that came with the bytes read last
+  bool lost_file_ = false;        // one came, and this process had no descriptor for it
+  bool drained_ = false;          // the last read took all there was
   bool paused_ = false;
   bool hung_up_ = false;
   bool ended_ = false;  // the socket's end was seen, and what is left of the stream is in memory

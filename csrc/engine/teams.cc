@@ -21,9 +21,7 @@ constexpr auto kOthersFirst = std::chrono::milliseconds(500);
 }  // namespace
 
 Team::Team(Group& group, std::shared_ptr<Operation> operation)
-    : group_(group),
-      operation_(std::move(operation)),
-      collectives_(group, *this, Lane::kTeams, operation_->number) {}
+    : group_(group), operation_(std::move(operation)), collectives_(group, *this, Lane::kTeams, operation_->number) {}
 
 void Team::fail(int64_t culprit, std::string reason, uint64_t) noexcept {
   if (!failure_.empty()) return;
@@ -82,9 +80,7 @@ void Teams::with_all(const Work& work) {
   }
 }
 
-bool Teams::has_ended(uint64_t number) const {
-  return std::find(ended_.begin(), ended_.end(), number) != ended_.end();
-}
+bool Teams::has_ended(uint64_t number) const { return std::find(ended_.begin(), ended_.end(), number) != ended_.end(); }
 
 // Where there is no room for more, what came first is forgotten: it is most likely about what nobody will call.
 Teams::Word* Teams::remember(uint64_t number) {

@@ -103,8 +103,8 @@ class Teams {
 
   Group& group_;
   std::map<uint64_t, std::shared_ptr<Team>> teams_;
-  std::map<uint64_t, Word> words_;  // by number
-  std::deque<uint64_t> ended_;      // the numbers of those that ended last
+  std::map<uint64_t, Word> words_;                   // by number
+  std::deque<uint64_t> ended_;                       // the numbers of those that ended last
   std::deque<std::pair<uint32_t, GivenUp>> untold_;  // for peers without a connection as yet
   std::map<const Connection*, std::vector<uint8_t>> texts_;
   std::vector<uint8_t> trash_;

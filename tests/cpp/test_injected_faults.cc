@@ -195,7 +195,8 @@ class Scenario {
  public:
   explicit Scenario(bool shm)
       : shm_(shm),
-        jobs_{{{swap_all_reduce(), Kind::kAllReduce, 2, 600000, 1}, {swap_all_reduce(), Kind::kAllReduce, 2, 10, 2},
+        jobs_{{{swap_all_reduce(), Kind::kAllReduce, 2, 600000, 1},
+               {swap_all_reduce(), Kind::kAllReduce, 2, 10, 2},
                {swap_all_reduce(), Kind::kAllReduce, 2, 50000, 3}}},
         sent_{random_bytes(200000, 1), random_bytes(100, 2)},
         received_{std::vector<uint8_t>(200000), std::vector<uint8_t>(100)} {}

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-
 _MOST_AT_ONCE = 8
 """Calls of a group that run side by side; those after them wait for one to end."""
 

@@ -1,7 +1,7 @@
 // A member of a group of two that says anything at all while the other has a collective, a send and a receive in
-// flight, or a collective that awaits a decision, or an operation of a team. Frames are made to fit, except for the fields that the input changes,
-// so that they get far into the engine. Whatever happens, all three end soon after the stream does, and no byte outside
-// their buffers is touched.
+// flight, or a collective that awaits a decision, or an operation of a team. Frames are made to fit, except for the
+// fields that the input changes, so that they get far into the engine. Whatever happens, all three end soon after the
+// stream does, and no byte outside their buffers is touched.
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -133,7 +133,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Rings rings;
     const Rings unread;
     testing::require(rings.open(Fd(::dup(unread.fd()))), "a segment that cannot be mapped");
-    testing::require(impostor.introduce(member, 0, messages ? Lane::kMessages : team ? Lane::kTeams : Lane::kCollective),
+    testing::require(impostor.introduce(member, 0,
+                                        messages ? Lane::kMessages
+                                        : team   ? Lane::kTeams
+                                                 : Lane::kCollective),
                      "a member that is not welcome");
     Call call = operation->call;
     call.schedule = awaits ? 0 : operation->program->digest();
@@ -143,7 +146,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     uint64_t moved = 0;
     const uint64_t chunk = operation->places[0].bytes;
-    if ((choices & 16) != 0) say(impostor, rings, input, call, messages ? bytes : chunk, first, &moved);  // before the call
+    if ((choices & 16) != 0)
+      say(impostor, rings, input, call, messages ? bytes : chunk, first, &moved);  // before the call
     post();
     while (!input.empty()) say(impostor, rings, input, call, messages ? bytes : chunk, first, &moved);
     impostor.shut();
