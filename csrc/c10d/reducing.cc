@@ -83,7 +83,7 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
 Backend::WorkPtr Backend::partial_allreduce(at::Tensor& tensor, std::vector<int64_t> members, uint64_t number,
                                             const c10d::ReduceOp& op, std::chrono::milliseconds timeout,
                                             bool asynchronous) {
-  Tensors tensors{tensor};
+  const Tensors tensors{tensor};
   single(tensors, "partial_all_reduce");
   std::sort(members.begin(), members.end());
   const bool twice = std::adjacent_find(members.begin(), members.end()) != members.end();

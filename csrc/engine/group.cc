@@ -327,8 +327,7 @@ void Group::end_everything() noexcept {
   mailbox_.fail();
 }
 
-// Its last words on this connection.
-void Group::tell_failure(Connection& connection) {
+OutFrame Group::failure_frame() const {
   OutFrame frame;
   frame.header.type = FrameType::kError;
   frame.header.id = culprit_ < 0 ? UINT32_MAX : static_cast<uint32_t>(culprit_);
@@ -336,13 +335,21 @@ void Group::tell_failure(Connection& connection) {
   const size_t length = std::min<size_t>(failure_.size(), kMaxErrorBytes);
   frame.owned.assign(failure_.begin(), failure_.begin() + static_cast<std::ptrdiff_t>(length));
   frame.header.length = length;
-  connection.enqueue(std::move(frame));
+  return frame;
+}
+
+// Its last words on this connection.
+void Group::tell_failure(Connection& connection) {
+  connection.enqueue(failure_frame());
   connection.finish();
 }
 
 void Group::leave() noexcept {
   if (left_) return;
   left_ = true;
+  OutFrame last;
+  last.header.type = FrameType::kBye;
+  if (!failure_.empty()) attempt([&] { last = failure_frame(); });
   if (failure_.empty()) {
     if (!attempt(
             [this] { failure_ = "the group was destroyed by this rank (destroy_process_group) before it finished"; })) {
@@ -355,7 +362,7 @@ void Group::leave() noexcept {
       connection.finish();
     });
   }
-  engine_.introductions().forget(*this);
+  engine_.introductions().forget(*this, last);
   end_everything();
 }
 

@@ -177,6 +177,7 @@ class Group final : public FrameHandler, public Owner, public std::enable_shared
   void ask_around(Operation& operation, Clock::time_point now);
   void inquire(const Operation& operation, Clock::time_point now);
   void conclude();
+  OutFrame failure_frame() const;
   void tell_failure(Connection& connection);
   template <typename Words>
   void say_last(const Words& words) noexcept;

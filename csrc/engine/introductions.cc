@@ -126,7 +126,28 @@ class Introductions::Stranger final : public Watcher {
   }
 
   // Its time is over.
-  void expire() { give_up(initiated() ? "cannot be reached: " + out_of_files_here(*group_) : "does not answer"); }
+  void expire() {
+    if (initiated()) return give_up("cannot be reached: " + out_of_files_here(*group_));
+    if (last_ && claimed_ != nullptr) {
+      OutFrame frame;
+      frame.header.type = FrameType::kError;
+      frame.header.id = claimed_->rank();
+      const std::string words = out_of_files_here(*claimed_);
+      frame.owned.assign(words.begin(), words.end());
+      frame.header.length = words.size();
+      say(frame);
+    }
+    give_up("does not answer");
+  }
+
+  // To a member whose confirmation was not read yet: for it the connection is open, and its mere end is a death.
+  void say(const OutFrame& frame) {
+    if (state_ != State::kConfirm) return;
+    std::vector<uint8_t> bytes(kFrameHeaderBytes);
+    encode(frame.header, std::span<uint8_t, kFrameHeaderBytes>(bytes.data(), kFrameHeaderBytes));
+    bytes.insert(bytes.end(), frame.owned.begin(), frame.owned.end());
+    send(bytes);
+  }
 
   // The other side is gone or not to be trusted.
   void give_up(const std::string& why) {
@@ -388,10 +409,12 @@ void Introductions::cancel(const Group& group, uint32_t peer, Lane lane) {
   }
 }
 
-void Introductions::forget(const Group& group) {
+void Introductions::forget(const Group& group, const OutFrame& last_words) noexcept {
   std::erase_if(retries_, [&](const Retry& retry) { return retry.group == &group; });
   for (size_t i = strangers_.size(); i-- > 0;) {
-    if (strangers_[i]->group() == &group) drop(*strangers_[i]);
+    if (strangers_[i]->group() != &group) continue;
+    attempt([&] { strangers_[i]->say(last_words); });
+    drop(*strangers_[i]);
   }
 }
 

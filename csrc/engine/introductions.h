@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "common/fd.h"
+#include "engine/connection.h"
 #include "engine/operation.h"
 #include "engine/poller.h"
 #include "transport/handshake.h"
@@ -35,8 +36,8 @@ class Introductions {
 
   void listen(Transport& transport);
   void open(Group& group, uint32_t peer, Lane lane);
-  // Forgets whatever is under way for a group.
-  void forget(const Group& group);
+  // Forgets whatever is under way for a group. Peers that count as connected already are told these last words.
+  void forget(const Group& group, const OutFrame& last_words) noexcept;
   // Drops strangers that take too long, and knocks again where we were not let in. Returns when to be called again.
   Clock::time_point tick(Clock::time_point now);
 

@@ -42,7 +42,7 @@ Impostor::Impostor(const Engine& engine, bool shm) {
   ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &impatience, sizeof(impatience));
 }
 
-bool Impostor::introduce(const Membership& member, uint32_t to, Lane lane) {
+bool Impostor::introduce(const Membership& member, uint32_t to, Lane lane, bool confirm) {
   Hello hello;
   hello.lane = lane;
   hello.group = member.id;
@@ -58,7 +58,7 @@ bool Impostor::introduce(const Membership& member, uint32_t to, Lane lane) {
       welcome.proof != prove_acceptor(member.secret, bytes, welcome.nonce, welcome.accepted)) {
     return false;
   }
-  send(prove_initiator(member.secret, bytes, welcome.nonce));
+  if (confirm) send(prove_initiator(member.secret, bytes, welcome.nonce));
   return true;
 }
 

@@ -41,8 +41,9 @@ class Impostor {
   // Connects to the engine by the transport named, without saying a word.
   Impostor(const Engine& engine, bool shm);
 
-  // The whole handshake as an initiator. False when the engine does not answer as it should.
-  bool introduce(const Membership& member, uint32_t to, Lane lane);
+  // The whole handshake as an initiator. False when the engine does not answer as it should. Without `confirm`, all but
+  // the last message.
+  bool introduce(const Membership& member, uint32_t to, Lane lane, bool confirm = true);
 
   void send(std::span<const uint8_t> bytes);
   void send(const FrameHeader& header, std::span<const uint8_t> payload = {});

@@ -146,7 +146,7 @@ TEST(Handshake, HelloRejected) {
     EXPECT_FALSE(decode(std::span<const uint8_t, kHelloBytes>(broken), &got));
   }
   HelloBytes broken = bytes;
-  broken[10] = kNumLanes;
+  broken[10] = kLanes.size();
   EXPECT_FALSE(decode(std::span<const uint8_t, kHelloBytes>(broken), &got));
 }
 

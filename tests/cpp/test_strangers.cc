@@ -21,6 +21,24 @@ class Port : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Core, Port, ::testing::Values(false, true),
                          [](const auto& info) { return info.param ? "shm" : "tcp"; });
 
+// For a member that has sent its confirmation the connection is open: a mere end of it would look like a death.
+TEST_P(Port, WhoIsBeingIntroducedHearsWhyTheGroupEnds) {
+  for (const bool fails : {false, true}) {
+    Ranks ranks(2, {GetParam(), 30s});
+    Membership member = ranks.group(0)->membership();
+    member.rank = 1;
+    Impostor impostor(ranks.engine(0), GetParam());
+    ASSERT_TRUE(impostor.introduce(member, 0, Lane::kCollective, false));
+    if (fails) ranks.engine(0).abort(ranks.group(0), "enough");
+    ranks.leave(0);
+    std::vector<uint8_t> words;
+    const std::optional<FrameHeader> said = impostor.receive_frame(&words);
+    ASSERT_TRUE(said.has_value());
+    EXPECT_EQ(said->type, fails ? FrameType::kError : FrameType::kBye);
+    EXPECT_EQ(std::string(words.begin(), words.end()), fails ? "enough" : "");
+  }
+}
+
 TEST_P(Port, GarbageAndHalfOpenConnections) {
   Ranks ranks(2, {GetParam(), 30s});
   std::vector<std::unique_ptr<Impostor>> crowd;

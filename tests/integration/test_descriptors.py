@@ -53,4 +53,5 @@ def test_every_rank_hears_of_it(spare: int, transport: str, limited: int | None)
     for outcome in outcomes:
         assert outcome.error is None, outcome.error
         assert not outcome.killed
-        assert "too many open files" in outcome.value.lower(), outcome.value
+    said = [outcome.value for outcome in outcomes]
+    assert all("too many open files" in words.lower() for words in said), said
