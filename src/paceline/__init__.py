@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from paceline.partial import partial_all_reduce
     from paceline.train.dear.scaler import GradScaler
     from paceline.train.dear.wrapper import DataParallel
+    from paceline.train.decentralized.wrapper import Decentralized
 
 __version__ = "0.1.0"
 
@@ -49,6 +50,7 @@ __all__ = [
     "Collective",
     "Cost",
     "DataParallel",
+    "Decentralized",
     "FileFormatError",
     "GradScaler",
     "Host",
@@ -80,6 +82,7 @@ __all__ = [
 
 _NEED_TORCH = {
     "DataParallel": "paceline.train.dear.wrapper:DataParallel",
+    "Decentralized": "paceline.train.decentralized.wrapper:Decentralized",
     "GradScaler": "paceline.train.dear.scaler:GradScaler",
     "all_reduce": "paceline.collectives:all_reduce",
     "hooks": "paceline.hooks:",

@@ -20,7 +20,7 @@ ALLOWED = {
     "executors": {"_c10d", "ir"},
     "observe": set(),
     "lab": {"ir"},
-    "train": {"config", "policy"},
+    "train": {"backend", "config", "partial", "policy"},
     "integrations": {"train"},
     "bench": {"all_reduce", "config", "train", "lab", "draw", "policy", "algorithms", "ir"},
     "demo": {"backend", "observe", "train", "lab", "draw"},
@@ -58,8 +58,8 @@ def test_public_surface_is_sorted_and_frozen() -> None:
     for name in paceline.__all__:
         assert hasattr(paceline, name)
     assert set(paceline.__all__) == {
-        "ALGORITHMS", "Cluster", "Collective", "Cost", "DataParallel", "FileFormatError", "GradScaler", "Host", "Kind",
-        "Options",
+        "ALGORITHMS", "Cluster", "Collective", "Cost", "DataParallel", "Decentralized", "FileFormatError", "GradScaler",
+        "Host", "Kind", "Options",
         "PacelineError", "Plan", "Proof", "ProofError", "Schedule", "ScheduleError", "Transfer", "Transfers",
         "UnsupportedError", "UsageError", "algorithm", "all_reduce", "arrivals", "compare", "cost", "hooks", "load",
         "partial_all_reduce", "plan", "prove", "save", "verify",

@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.config import Config, Shared
 from paceline.errors import UnsupportedError, UsageError
-from paceline.train.dear import checks, clipping, opaque, ownership
+from paceline.train.dear import clipping, opaque
 from paceline.train.dear.buffers import Buffers
+from paceline.train.dear.checks import Watch, check_sharding
 from paceline.train.dear.groups import make_groups
 from paceline.train.dear.joining import Joining
 from paceline.train.dear.overlap import Recorder
@@ -28,6 +29,10 @@ from paceline.train.dear.pipeline import Pipeline
 from paceline.train.dear.scaler import UNSCALE
 from paceline.train.dear.takeover import Closure, TakeOver, step_elsewhere
 from paceline.train.dear.tuning import Tuner, make_tuner
+from paceline.train.shared import checks, ownership
+
+_NAME = "DataParallel"
+_ACCELERATE = " (with Accelerate: paceline.integrations.accelerate.prepare)"
 
 
 class DataParallel(nn.Module):
@@ -67,11 +72,11 @@ class DataParallel(nn.Module):
         log_overlap_every: int = 0,
     ) -> None:
         super().__init__()
-        checks.check_arguments(module, optimizer)
-        checks.check_parameters(module, optimizer)
+        checks.check_arguments(module, optimizer, _NAME, _ACCELERATE)
+        checks.check_parameters(module, optimizer, _NAME)
         if sharded:
-            checks.check_sharding(optimizer, elementwise)
-        ownership.check_free(module)
+            check_sharding(optimizer, elementwise)
+        ownership.check_free(module, f"paceline.{_NAME}")
         self.module = module
         self._groups = make_groups(process_group, device_mesh)
         self._alone = self._groups.num_ranks == 1
@@ -79,9 +84,9 @@ class DataParallel(nn.Module):
         self.optimizer = optimizer
         self.training = module.training
         if self._alone:
-            ownership.own(module, optimizer)
+            ownership.own(module, optimizer, _NAME)
             return
-        checks.check_alike(module, self._groups)
+        checks.check_alike(module, self._groups.reduce)
         named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         device = named[0][1].device
         self._joining = Joining(self._groups, device)
@@ -89,7 +94,7 @@ class DataParallel(nn.Module):
         self._broadcast_buffers = broadcast_buffers and self._running.any
         if init_sync:
             self._broadcast_module()
-        self._watch = checks.Watch(module, optimizer, sharded=sharded)
+        self._watch = Watch(module, optimizer, sharded=sharded)
         splittable = is_torch(optimizer, ELEMENTWISE if sharded else PER_PARAMETER)
         self._whole = not sharded and not splittable
         model_bytes = sum(one.numel() * one.element_size() for _, one in named)
@@ -109,7 +114,7 @@ class DataParallel(nn.Module):
         self._opaque = opaque.Watched(self._pipe.use)
         self._opaque.watch(module)
         self._lent = TakeOver(optimizer, self._pipe, self._optimizer_steps, self.zero_grad, {UNSCALE: self._unscale})
-        ownership.own(module, optimizer)  # at last: what fails before leaves the module free
+        ownership.own(module, optimizer, _NAME)  # at last: what fails before leaves the module free
 
     def _broadcast_module(self) -> None:
         """Rank 0's parameters and buffers are everybody's."""

@@ -21,32 +21,36 @@ from paceline.errors import UsageError
 
 _optimizer_of: Any = WeakIdKeyDictionary()
 """The optimizer, by parameter and by module."""
+_wrapper_of: Any = WeakIdKeyDictionary()
+"""The name of the wrapper, by parameter and by module."""
 _watching = False
 _changes = 0
 _found_right: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 """Optimizers that were looked at: after how many changes of ownership, with how many parameters."""
 
 
-def check_free(module: nn.Module) -> None:
+def check_free(module: nn.Module, wrapper: str) -> None:
     """Nobody has this module's parameters, and nobody else reduces their gradients."""
     for part in module.modules():
         if _reduces(part):
             kind = type(part).__name__
             raise UsageError(
-                f"paceline.DataParallel around {kind} would reduce gradients twice: wrap the module that {kind} was "
-                "given"
+                f"{wrapper} around {kind} would reduce gradients twice: wrap the module that {kind} was given"
             )
     for name, parameter in module.named_parameters():
         if _is_owned(parameter):
-            raise UsageError(f"{name} is in another DataParallel already: close() that one, or wrap a module once")
+            raise UsageError(
+                f"{name} is in another {_wrapper_of[parameter]} already: close() that one, or wrap a module once"
+            )
 
 
-def own(module: nn.Module, optimizer: Optimizer) -> None:
-    """From now on this module's parameters are this optimizer's."""
+def own(module: nn.Module, optimizer: Optimizer, wrapper: str) -> None:
+    """Make this module's parameters this optimizer's, in a wrapper of this name."""
     global _watching, _changes
     _changes += 1
     for part in (*module.modules(), *module.parameters()):
         _optimizer_of[part] = weakref.ref(optimizer)
+        _wrapper_of[part] = wrapper
     if not _watching:
         _watching = True
         register_optimizer_step_pre_hook(_check_step)
@@ -60,6 +64,7 @@ def disown(module: nn.Module) -> None:
     _changes += 1
     for part in (*module.modules(), *module.parameters()):
         _optimizer_of.pop(part, None)
+        _wrapper_of.pop(part, None)
 
 
 def _is_owned(part: object) -> bool:
@@ -83,8 +88,8 @@ def _check_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
             owner = _optimizer_of.get(parameter)
             if owner is not None and owner() is not None and owner() is not optimizer:
                 raise UsageError(
-                    "this optimizer has parameters of a DataParallel made with another optimizer: use one optimizer "
-                    "with several parameter groups"
+                    f"this optimizer has parameters of a {_wrapper_of[parameter]} made with another optimizer: use one "
+                    "optimizer with several parameter groups"
                 )
     _found_right[optimizer] = now
 
@@ -92,9 +97,9 @@ def _check_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
 def _check_parameter(module: nn.Module, name: str, parameter: object) -> None:
     if module in _optimizer_of and isinstance(parameter, torch.Tensor):
         raise UsageError(
-            f"parameter {name!r} is added or replaced in a module that DataParallel has wrapped: change the module "
-            "first, then wrap it (load_state_dict without assign=True keeps the parameters), once: in DataParallel or "
-            "FSDP"
+            f"parameter {name!r} is added or replaced in a module that {_wrapper_of[module]} has wrapped: change the "
+            "module first, then wrap it (load_state_dict without assign=True keeps the parameters), once: in "
+            f"{_wrapper_of[module]} or FSDP"
         )
 
 
@@ -104,14 +109,19 @@ def _check_module(module: nn.Module, name: str, submodule: object) -> None:
     if _reduces(module) and any(map(_is_owned, (*submodule.modules(), *submodule.parameters()))):
         kind = type(module).__name__
         raise UsageError(
-            f"{kind} around paceline.DataParallel would reduce gradients twice: wrap the module once, without {kind} "
+            f"{kind} around paceline.{_wrapper_around(submodule)} would reduce gradients twice: wrap the module once, "
+            f"without {kind} "
             '(in a framework: docs/dear.md, "Under frameworks")'
         )
     if module in _optimizer_of and not _same_parameters(submodule):
         raise UsageError(
-            f"module {name!r} with parameters is added to a module that DataParallel has wrapped: change the module "
-            "first, then wrap it"
+            f"module {name!r} with parameters is added to a module that {_wrapper_of[module]} has wrapped: change the "
+            "module first, then wrap it"
         )
+
+
+def _wrapper_around(module: nn.Module) -> str:
+    return str(next(_wrapper_of[part] for part in (*module.modules(), *module.parameters()) if part in _wrapper_of))
 
 
 def _same_parameters(module: nn.Module) -> bool:

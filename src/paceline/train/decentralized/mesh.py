@@ -1,0 +1,93 @@
+"""Adds vectors up among some of the workers: what every scheme is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+from paceline import backend, partial
+
+
+class Mesh(ABC):
+    """The workers that this one can reach, by number. Any thread may call these, several at once."""
+
+    worker: int
+    """This worker's number."""
+
+    @abstractmethod
+    def reduce(
+        self,
+        vector: torch.Tensor,
+        members: Sequence[int],
+        number: int,
+        *,
+        mean: bool = True,
+        addresses: Mapping[int, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Make a vector the members' mean, or sum, in place.
+
+        All members call it with the same ``number``, below 2**61 and used once. An error names the member that was
+        lost or did not come; then the vector may hold anything.
+        """
+
+    @abstractmethod
+    def give_up(self, number: int, reason: str) -> None:
+        """End an operation on all its members, called yet or not, where the backend can."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Part from the others. No operation may be under way."""
+
+
+class GroupMesh(Mesh):
+    """The ranks of a process group with any backend. On Paceline's the loss of a rank leaves the others as they are."""
+
+    def __init__(self, parent: Any) -> None:
+        self.parent = parent
+        self.group = twin(parent, "decentralized")
+        self.worker = dist.get_rank(parent)
+        self.num_workers = dist.get_world_size(parent)
+        self._ours = backend.is_paceline(self.group)
+
+    def reduce(
+        self,
+        vector: torch.Tensor,
+        members: Sequence[int],
+        number: int,
+        *,
+        mean: bool = True,
+        addresses: Mapping[int, str] | None = None,  # noqa: ARG002  # ranks know each other
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Make a vector the members' mean, or sum, in place."""
+        if len(members) > 1:
+            within = timedelta(seconds=timeout_s)
+            op = ReduceOp.AVG if mean else ReduceOp.SUM
+            partial.partial_all_reduce(vector, members, op, self.group, number=number, timeout=within)
+
+    def give_up(self, number: int, reason: str) -> None:
+        """End an operation on all its members, on Paceline's groups."""
+        if self._ours:
+            partial.give_up(number, reason, self.group)
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group(self.group)
+
+
+def twin(parent: Any, purpose: str) -> Any:
+    """Return a new group with a group's ranks and backend, for traffic that must not queue behind the user's."""
+    return dist.new_group(
+        dist.get_process_group_ranks(parent),
+        backend=dist.get_backend_config(parent),
+        use_local_synchronization=True,
+        group_desc=f"paceline {purpose}",
+        sort_ranks=False,
+    )

@@ -1,0 +1,169 @@
+"""A model's weights and gradients as one vector, and the lock that keeps them whole while they are read."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+
+class Weights:
+    """What workers average: trained parameters, floating-point buffers and, on request, the optimizer's state.
+
+    The vector has the trained parameters first, in the order of ``module.parameters()``, then the buffers (such as
+    BatchNorm's statistics), then the state. Frozen parameters and integer buffers stay as they are.
+
+    Any thread may call ``read``, ``write`` and ``add``. They wait while the optimizer's step is under way
+    (``begin_step`` to ``end_step``), so nobody sees half an update. Forward and backward passes only read weights.
+    Only the training thread should write, between steps: a backward pass needs the weights of its forward pass.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer, *, average_state: bool = False) -> None:
+        self._optimizer = optimizer
+        self._average_state = average_state
+        self.parameters = [one for one in module.parameters() if one.requires_grad]
+        self._buffers = [one for one in module.buffers() if one.is_floating_point()]
+        self._state: list[torch.Tensor] = []
+        self._lock = threading.Lock()
+        self._held: torch.Tensor | None = None
+        self.device = self.parameters[0].device
+        wide = any(one.dtype == torch.float64 for one in self.parameters)
+        self.dtype = torch.float64 if wide else torch.float32
+        self.num_parameters = _count(self.parameters)
+        self.num_weights = self.num_parameters + _count(self._buffers)
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole vector, with the optimizer's state if that is averaged."""
+        return self.num_weights + _count(self._state)
+
+    def new(self, size: int | None = None) -> torch.Tensor:
+        """Return an uninitialised vector of ``size`` elements (default: the whole)."""
+        return torch.empty(self.size if size is None else size, dtype=self.dtype, device=self.device)
+
+    # The weights.
+
+    def read(self, into: torch.Tensor) -> None:
+        """Copy the weights into a vector, which may be shorter than the whole: then it gets the first part."""
+        with self._lock, torch.no_grad():
+            if self._held is not None:
+                into.copy_(self._held[: into.numel()])
+            else:
+                self._read(into)
+
+    def write(self, vector: torch.Tensor) -> None:
+        """Set the weights, or the first part of them, to a vector's."""
+        with self._lock, torch.no_grad():
+            if self._held is not None:
+                self._held[: vector.numel()].copy_(vector)
+            else:
+                self._write(vector)
+
+    def add(self, vector: torch.Tensor) -> None:
+        """Add a vector to the weights, or to the first part of them."""
+        with self._lock, torch.no_grad():
+            if self._held is not None:
+                self._held[: vector.numel()].add_(vector)
+            else:
+                tensors, views = self._cut(vector)
+                torch._foreach_add_(tensors, [_cast(view, one) for view, one in zip(views, tensors, strict=True)])
+
+    def begin_step(self) -> None:
+        """The optimizer is about to change the weights."""
+        if not self._stepping:  # else the last step ended by an exception
+            self._lock.acquire()
+            self._stepping = True
+
+    def end_step(self) -> None:
+        """The optimizer's step has ended, also by an exception. No effect if none was under way."""
+        if self._stepping:
+            self._stepping = False
+            self._lock.release()
+        if self._average_state and not self._state:
+            self._find_state()
+
+    _stepping = False
+
+    def show(self, vector: torch.Tensor) -> None:
+        """Put other weights into the module until ``restore``; meanwhile others read and change a copy of its own."""
+        held = self.new()
+        with self._lock, torch.no_grad():
+            self._read(held)
+            self._held = held
+            self._write(vector)
+
+    def restore(self) -> None:
+        """Put the module's own weights back."""
+        with self._lock, torch.no_grad():
+            held, self._held = self._held, None
+            if held is not None:
+                self._write(held)
+
+    # Gradients: of the trained parameters alone. The training thread calls these.
+
+    def read_gradients(self, into: torch.Tensor) -> None:
+        """Copy the gradients into a vector of ``num_parameters`` elements. A missing gradient counts as zero."""
+        with torch.no_grad():
+            for view, parameter in zip(_split(into, self.parameters), self.parameters, strict=True):
+                if parameter.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(parameter.grad)
+
+    def write_gradients(self, vector: torch.Tensor) -> None:
+        """Set the gradients to a vector's."""
+        with torch.no_grad():
+            for view, parameter in zip(_split(vector, self.parameters), self.parameters, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = view.to(parameter.dtype, copy=True)
+                else:
+                    parameter.grad.copy_(view)
+
+    def _find_state(self) -> None:
+        """Find the tensors of the optimizer's state that belong to elements of parameters, as momentum does."""
+        for parameter in self.parameters:
+            state = self._optimizer.state.get(parameter, {})
+            self._state += [
+                state[key]
+                for key in sorted(state, key=str)
+                if isinstance(state[key], torch.Tensor)
+                and state[key].is_floating_point()
+                and state[key].shape == parameter.shape
+                and state[key].dim() > 0
+            ]
+
+    def _cut(self, vector: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the tensors that a vector stands for, and its parts of their shapes."""
+        tensors: list[torch.Tensor] = []
+        left = vector.numel()
+        for one in (*self.parameters, *self._buffers, *self._state):
+            if left <= 0:
+                break
+            tensors.append(one.detach())
+            left -= one.numel()
+        return tensors, _split(vector, tensors)
+
+    def _read(self, into: torch.Tensor) -> None:
+        tensors, views = self._cut(into)
+        torch._foreach_copy_(views, tensors)
+
+    def _write(self, vector: torch.Tensor) -> None:
+        tensors, views = self._cut(vector)
+        torch._foreach_copy_(tensors, views)
+
+
+def _count(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(math.prod(one.shape) for one in tensors)
+
+
+def _split(vector: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    parts = torch.split(vector, [one.numel() for one in like])
+    return [part.view(one.shape) for part, one in zip(parts, like, strict=True)]
+
+
+def _cast(view: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
+    return view if view.dtype == one.dtype else view.to(one.dtype)

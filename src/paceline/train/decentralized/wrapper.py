@@ -1,0 +1,185 @@
+"""``paceline.Decentralized``: workers train at their own speeds and average their weights now and then."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.errors import UsageError
+from paceline.train.decentralized.mesh import GroupMesh
+from paceline.train.decentralized.schemes import find_scheme
+from paceline.train.decentralized.schemes.scheme import Scheme, Statistics, Worker, check_options
+from paceline.train.decentralized.weights import Weights
+from paceline.train.shared import checks, ownership
+
+_NAME = "Decentralized"
+
+
+class Decentralized(nn.Module):
+    """Trains a module on workers of mixed speed; the training loop stays as it is::
+
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        model = paceline.Decentralized(module, optimizer)
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss_of(model(inputs), targets).backward()
+            optimizer.step()
+        model.finish()
+
+    Each worker makes its own steps, and averages its weights with a few others now and then, beside its next steps.
+    Nobody waits for a slow worker. ``scheme`` says who averages what and when (docs/decentralized.md has a table);
+    ``options`` are the scheme's. ``finish()`` ends the training: then every worker has the mean of all workers'
+    weights. Workers need not make the same number of steps.
+
+    ``total_steps`` ends the training when all workers together have made so many steps: ``done`` becomes true.
+    ``average_state=True`` averages the optimizer's state, as momentum, with the weights. ``init_sync=False`` keeps
+    weights that differ from rank 0's. ``timeout_s`` is how long ``finish()`` waits for the others.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        process_group: Any = None,
+        *,
+        scheme: str = "ripples",
+        total_steps: int | None = None,
+        average_state: bool = False,
+        init_sync: bool = True,
+        timeout_s: float = 1800.0,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        kind = find_scheme(scheme)
+        check_options(kind, scheme, options)
+        checks.check_arguments(module, optimizer, _NAME)
+        checks.check_parameters(module, optimizer, _NAME)
+        ownership.check_free(module, f"paceline.{_NAME}")
+        if total_steps is not None and total_steps < 1:
+            raise UsageError(f"total_steps is {total_steps}: it must be 1 or more")
+        self.module = module
+        self.optimizer = optimizer
+        self.training = module.training
+        self._open = True
+        weights = Weights(module, optimizer, average_state=average_state)
+        mesh = _mesh(process_group)
+        if mesh.num_workers > 1:
+            checks.check_alike(module, mesh.group)
+            if init_sync:
+                _copy_from_first(module, mesh)
+        self._worker = Worker(mesh, weights, optimizer, total_steps, timeout_s)
+        self._scheme: Scheme = kind(self._worker, **options)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        ownership.own(module, optimizer, _NAME)
+
+    # Training.
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Return the module's forward pass."""
+        self._worker.weights.end_step()  # where the last one ended by an exception
+        return self.module(*inputs, **kwargs)
+
+    def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        self._worker.weights.end_step()
+        if closure is None:
+            self._scheme.before_step()
+        self._worker.weights.begin_step()
+
+    def _after_step(self, *_: object) -> None:
+        self._worker.weights.end_step()
+        self._worker.statistics.steps += 1
+        self._scheme.after_step()
+
+    @property
+    def done(self) -> bool:
+        """Whether all workers together have made ``total_steps`` steps: leave the loop, and call ``finish()``."""
+        return self._scheme.done.is_set()
+
+    def finish(self) -> None:
+        """End the training: wait for the other workers, and take the mean of all live workers' weights.
+
+        A worker calls it when its data ends, or when ``done``. Those that finish first wait; meanwhile the others go
+        on averaging. Afterwards the module and the optimizer are free again, as after ``close()``.
+        """
+        if self._open:
+            self._worker.weights.end_step()
+            self._scheme.finish()
+            self.close()
+
+    def close(self) -> None:
+        """Leave the training as it stands: module and optimizer are free, and the other workers go on."""
+        if self._open:
+            self._open = False
+            for hook in self._hooks:
+                hook.remove()
+            ownership.disown(self.module)
+            self._scheme.close()
+            self._worker.mesh.close()
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """Show the mean of all live workers' weights in the module, to evaluate or to save; then its own again.
+
+        With ``scheme="ripples"`` one worker may call it alone, and the others train on. With the other schemes all
+        workers call it, each the same number of times.
+        """
+        if not self._open:
+            yield self.module
+            return
+        self._worker.weights.end_step()
+        self._worker.weights.show(self._scheme.average())
+        try:
+            yield self.module
+        finally:
+            self._worker.weights.restore()
+
+    @property
+    def statistics(self) -> Statistics:
+        """What this worker has done so far: steps, waits, averages, bytes."""
+        return self._worker.statistics
+
+    # Reading and writing the model as a whole.
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's, with its own keys: this worker's weights. For the mean, use ``averaged()``."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load into the module, the same on every worker; keys may have the prefix ``module.`` of DDP."""
+        state = dict(state_dict)
+        if state and all(key.startswith("module.") for key in state) and not hasattr(self.module, "module"):
+            state = {key.removeprefix("module."): value for key, value in state.items()}
+        return self.module.load_state_dict(state, strict=strict, assign=assign)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """Return a copy of the module alone: it takes no part in the training."""
+        return copy.deepcopy(self.module, memo)
+
+
+def _mesh(process_group: Any) -> GroupMesh:
+    if not dist.is_initialized():
+        raise UsageError("there is no process group: call torch.distributed.init_process_group() first")
+    parent = process_group if process_group is not None else dist.group.WORLD
+    if parent == dist.GroupMember.NON_GROUP_MEMBER:
+        raise UsageError(f"this rank is not in the process group: make {_NAME} on the group's ranks only")
+    return GroupMesh(parent)
+
+
+def _copy_from_first(module: nn.Module, mesh: GroupMesh) -> None:
+    """Give every worker the weights and buffers of the first."""
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            whole = tensor.detach().contiguous()
+            dist.broadcast(whole, group=mesh.group, group_src=0)
+            tensor.copy_(whole)
