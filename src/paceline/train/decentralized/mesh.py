@@ -19,6 +19,8 @@ class Mesh(ABC):
 
     worker: int
     """This worker's number."""
+    address: str = ""
+    """Where others reach it, if they do not know."""
 
     @abstractmethod
     def reduce(

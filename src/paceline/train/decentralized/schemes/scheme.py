@@ -42,6 +42,14 @@ class Statistics:
         self.average_s += took_s
 
 
+@dataclass(frozen=True)
+class GeneratorPlace:
+    """Where a generator runs that is not this job's own, and the secret that its workers know."""
+
+    address: str
+    secret: bytes
+
+
 @dataclass
 class Worker:
     """What a scheme works with: this worker's weights, and the way to the others'."""
@@ -54,6 +62,7 @@ class Worker:
     """Training ends when all workers together have made so many steps; None: when their data ends."""
     timeout_s: float
     """How long a worker waits for others that must come, as at the end of training."""
+    generator: GeneratorPlace | None = None
     statistics: Statistics = field(default_factory=Statistics)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
 from paceline.errors import UnsupportedError
+from paceline.train.decentralized.hosts import host_name
 from paceline.train.decentralized.mesh import GroupMesh, Mesh
 from paceline.train.decentralized.schemes.scheme import Scheme
 
@@ -28,13 +26,6 @@ def average_all(scheme: Scheme) -> torch.Tensor:
     with scheme.waiting():
         dist.all_reduce(vector, group=mesh.group)
     return vector.div_(mesh.num_workers)
-
-
-def host_name() -> str:
-    """Return a name of this host, the same for processes that share its network."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    kernel = boot.read_text().strip() if boot.exists() else os.uname().nodename
-    return f"{os.uname().nodename}/{kernel[:8]}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def hosts_of(mesh: Mesh) -> list[list[int]]:
