@@ -54,11 +54,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "off")
 
 @dataclass(frozen=True)
 class Options:
-    """For one group: ``torch.distributed.new_group(..., pg_options=paceline.Options(algorithm="ring"))``.
+    """Settings of one group: ``torch.distributed.new_group(..., pg_options=paceline.Options(algorithm="ring"))``.
 
-    ``algorithm`` and ``late`` are as in the variables, and go before them. ``in_turn`` is for groups that have many
-    collectives under way at once, which are needed in the order of their calls: between hosts a rank sends one only
-    when at most one called before it has not ended there. All ranks of a group give the same.
+    ``algorithm`` and ``late`` override PACELINE_ALGORITHM and PACELINE_LATE. ``in_turn=True`` is for groups with many
+    collectives under way at once, whose results are needed in the order of the calls: between hosts a rank sends a
+    collective only when at most one called before it is still under way there. All ranks of a group must pass the same.
     """
 
     algorithm: str | None = None

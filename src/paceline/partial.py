@@ -49,9 +49,9 @@ def partial_all_reduce(
     """Reduce the tensor in place among ``members``: ranks of the group, in any order. They alone call it.
 
     By default members find each other by the order of their calls: the third call of ranks 0, 3 and 5 on one of them
-    belongs to the third on the others. Where calls may be given up, one more here than there, give each a ``number``
-    below 2**62, the same on its members and never used again in this group. After ``timeout`` (by default, the
-    group's) it ends with an error that names who is missing.
+    belongs to the third on the others. If some members may give up a call that others make, give each operation a
+    ``number`` below 2**62, the same on its members and never used again in this group. After ``timeout`` (by default,
+    the group's) it ends with an error that names the missing ranks.
 
     With ``async_op`` it returns a handle with ``wait()``, ``is_completed()`` and ``get_future()``.
     """

@@ -15,7 +15,7 @@ from paceline.bench.results import save_json
 from paceline.bench.training.measure import Replay, measure
 from paceline.bench.training.plot import draw_sweep, draw_training
 from paceline.bench.training.profile import LayerProfile, Profile, uniform_profile
-from paceline.bench.training.rank import clip, wrap
+from paceline.bench.training.rank import scaler_for, train, wrap
 from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, gradient, groups_of
 from paceline.bench.training.scaling import Scale
 from paceline.bench.training.strategies import DDP_BUCKETS, STRATEGIES, TRIED_ITERATIONS, Buckets
@@ -27,7 +27,7 @@ from ranks import BACKEND, Member, run_ranks
 TINY = Profile("tiny", (LayerProfile("a", (5, 2), 0.0, 0.0), LayerProfile("b", (3,), 0.0, 0.0)), "made up")
 
 
-def _replay(*strategies: str, clip: bool = False) -> Replay:
+def _replay(*strategies: str, clip: bool = False, scaler: bool = False) -> Replay:
     return Replay(
         profile=uniform_profile(),
         network="none",
@@ -38,6 +38,7 @@ def _replay(*strategies: str, clip: bool = False) -> Replay:
         iterations=3,
         rounds=2,
         clip=clip,
+        scaler=scaler,
     )
 
 
@@ -89,7 +90,7 @@ def test_strategies_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.timeout(180)
 def test_ddp_is_tuned_before_the_clock_runs(tmp_path: Path) -> None:
     heard: list[str] = []
-    replay = _replay("ddp", "ddp-tuned", "dear", clip=True)
+    replay = _replay("ddp", "ddp-tuned", "dear", clip=True, scaler=True)
     results = measure(replay, None, lambda what, _share: heard.append(what))
     assert all(row.wrong == 0 and row.time.count == 3 for row in results.rows)
     trials = results.tuning["ddp-tuned"]
@@ -114,6 +115,7 @@ def test_ddp_is_tuned_before_the_clock_runs(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "replay.json").read_text())
     assert [trial["buckets"]["size"] for trial in saved["tuning"]["ddp-tuned"]] == [one.size for one in tried]
     assert saved["setting"]["clip"]
+    assert saved["setting"]["scaler"]
 
 
 def test_what_is_tried_for_ddp_ends_with_the_whole_model() -> None:
@@ -122,17 +124,14 @@ def test_what_is_tried_for_ddp_ends_with_the_whole_model() -> None:
     assert [buckets.first for buckets in replay.tried()] == [0, *[1049] * 5]
 
 
-def _wrong_elements(me: Member, strategy: str, clipped: bool) -> int:
+def _wrong_elements(me: Member, strategy: str, clips: bool, scales: bool) -> int:
     buckets = Buckets(20)
     groups = groups_of(TINY, buckets.size) if strategy == "fsdp2" else None
     replay = ReplayModel(TINY, me.rank, groups)
     model, optimizer = wrap(strategy, replay, buckets)
+    scaler = scaler_for(model) if scales else None
     for _ in range(4):
-        _backward(model)
-        if clipped:
-            clip(model)
-        optimizer.step()
-        optimizer.zero_grad()
+        train(model, optimizer, torch.zeros(1), clips=clips, scaler=scaler)
     return replay.wrong_elements(4, me.world_size)
 
 
@@ -141,9 +140,9 @@ def _backward(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("strategy", [name for name, backend in STRATEGIES.items() if backend == BACKEND])
-@pytest.mark.parametrize("clipped", [False, True])
-def test_a_strategy_trains_the_weights_it_must(strategy: str, clipped: bool) -> None:
-    assert run_ranks(_wrong_elements, 2, strategy, clipped) == [0, 0]
+@pytest.mark.parametrize(("clips", "scales"), [(False, False), (True, False), (False, True), (True, True)])
+def test_a_strategy_trains_the_weights_it_must(strategy: str, clips: bool, scales: bool) -> None:
+    assert run_ranks(_wrong_elements, 2, strategy, clips, scales) == [0, 0]
 
 
 def _rebuilt_buckets(_me: Member, factor: float) -> tuple[list[str], list[str]]:

@@ -63,6 +63,9 @@ def training(
         ),
     ] = None,
     clip: Annotated[bool, typer.Option("--clip", help="Clip the gradients in each iteration.")] = False,
+    scaler: Annotated[
+        bool, typer.Option("--scaler", help="Train with a GradScaler, as in mixed precision with float16.")
+    ] = False,
     fusion_sweep: Annotated[
         bool, typer.Option("--fusion-sweep", help="The first strategy with 12 bucket sizes, and its own search.")
     ] = False,
@@ -98,6 +101,7 @@ def training(
         rounds=rounds,
         bucket_bytes=None if bucket_mb is None else round(bucket_mb * 1e6),
         clip=clip,
+        scaler=scaler,
         timeout_s=timeout,
     )
     wrong = _sweep(replay, lab, json, plot) if fusion_sweep else _compare(replay, lab, json, plot)

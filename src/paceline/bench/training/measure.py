@@ -56,7 +56,7 @@ class Replay:
     """What to replay: a profile at its true size, its scale, the cluster it is scaled to, and who takes part.
 
     ``bucket_bytes`` is that of the true model; it is scaled like sizes are. None: what each strategy fuses by itself.
-    With ``clip``, gradients are clipped in each iteration.
+    With ``clip``, gradients are clipped in each iteration; with ``scaler``, a GradScaler makes the steps.
     """
 
     profile: Profile
@@ -69,6 +69,7 @@ class Replay:
     rounds: int = 3
     bucket_bytes: int | None = None
     clip: bool = False
+    scaler: bool = False
     timeout_s: float = 120.0
     scaled: Profile = field(init=False)
 
@@ -82,7 +83,8 @@ class Replay:
 
     def job(self, strategy: str) -> Job:
         """What the ranks of a strategy are told."""
-        return Job(strategy, self.profile.model, self.scale.size_factor, self.scale.time_factor, self.clip)
+        factors = self.scale.size_factor, self.scale.time_factor
+        return Job(strategy, self.profile.model, *factors, self.clip, self.scaler)
 
     @property
     def words(self) -> str:
@@ -122,6 +124,7 @@ class Replay:
             gradient_bytes=self.scaled.gradient_bytes,
             buckets=dict(buckets),
             clip=self.clip,
+            scaler=self.scaler,
             forward_s=self.scaled.forward_s,
             backward_s=self.scaled.backward_s,
             bounds=bounds_of(self.scaled, lab.cluster) if lab else None,

@@ -20,6 +20,7 @@ from paceline.bench.training.replay import LEARNING_RATE, ReplayModel, groups_of
 from paceline.bench.training.scaling import Scale
 from paceline.bench.training.strategies import ALONE, AUTO, CHECKED_STEPS, DEAR, SHARDED, VARIABLE, Buckets, Job
 from paceline.errors import UsageError
+from paceline.train.dear.scaler import GradScaler
 from paceline.train.dear.wrapper import DataParallel
 
 _PREFETCHED_GROUPS = 2
@@ -41,6 +42,7 @@ class ReplayRank:
         self.barrier: Callable[[], object] = dist.barrier
         self.replay: ReplayModel | None = None
         self.model: nn.Module | None = None
+        self.scaler: torch.amp.GradScaler | None = None
         self.inputs = torch.zeros(1)
 
     def prepare(self, order: Prepare) -> int:
@@ -50,6 +52,7 @@ class ReplayRank:
         self.replay = ReplayModel(self.profile, self.rank, groups, order.between_s)
         buckets = Buckets(order.count, order.first_count)
         self.model, self.optimizer = wrap(self.job.strategy, self.replay, buckets)
+        self.scaler = scaler_for(self.model) if self.job.scaler else None
         self.replay.pace.enabled = buckets == AUTO  # a search measures iterations from the first on
         for _ in range(CHECKED_STEPS):
             self.run()
@@ -61,11 +64,7 @@ class ReplayRank:
         assert self.model is not None
         if self.job.strategy == ALONE:
             self.barrier()
-        self.optimizer.zero_grad()
-        self.model(self.inputs).sum().backward()
-        if self.job.clip:
-            clip(self.model)
-        self.optimizer.step()
+        train(self.model, self.optimizer, self.inputs, clips=self.job.clip, scaler=self.scaler)
 
     def close(self) -> None:
         """Leave the group."""
@@ -90,6 +89,35 @@ def wrap(strategy: str, model: ReplayModel, buckets: Buckets) -> tuple[nn.Module
     # 1024 * 1024 bytes. Views spare DDP a copy, as users are advised.
     caps: Any = [size / 2**20 for size in (buckets.first, buckets.size) if size]
     return DistributedDataParallel(model, bucket_cap_mb_list=caps, gradient_as_bucket_view=True), optimizer
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    *,
+    clips: bool = False,
+    scaler: torch.amp.GradScaler | None = None,
+) -> None:
+    """One iteration, as training loops have it."""
+    optimizer.zero_grad()
+    loss = model(inputs).sum()
+    torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
+    if clips:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        clip(model)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def scaler_for(model: nn.Module) -> torch.amp.GradScaler:
+    """The scaler that users of each strategy take. Its factor is 1 and stays so: weights can be checked."""
+    kind = GradScaler if isinstance(model, DataParallel) else torch.amp.GradScaler
+    return kind("cpu", init_scale=1.0, growth_interval=2**31 - 1)
 
 
 def clip(model: nn.Module) -> None:

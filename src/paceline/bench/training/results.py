@@ -28,6 +28,7 @@ class Setting(msgspec.Struct, frozen=True):
     gradient_bytes: int
     buckets: dict[str, Buckets]  # by strategy; those that search while they train are not there
     clip: bool
+    scaler: bool
     forward_s: float
     backward_s: float
     bounds: Bounds | None

@@ -68,13 +68,16 @@ CHECKED_STEPS = 6
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What a rank replays, and how. With ``clip``, each iteration clips the gradients before the step."""
+    """What a rank replays, and how. With ``clip``, each iteration clips the gradients before the step; with ``scaler``,
+    a GradScaler scales the loss and makes the step.
+    """
 
     strategy: str
     model: str
     size_factor: float
     time_factor: float
     clip: bool = False
+    scaler: bool = False
 
 
 class Buckets(msgspec.Struct, frozen=True):

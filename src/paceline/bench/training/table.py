@@ -121,6 +121,8 @@ def caption(setting: Setting, machine: Machine) -> Iterable[str]:
     computed = f"forward {format_duration(setting.forward_s)}, backward {format_duration(setting.backward_s)}"
     if setting.clip:
         yield "gradients are clipped before each step"
+    if setting.scaler:
+        yield "a GradScaler scales the loss and makes each step"
     if setting.bounds is None:
         yield f"{computed}; on one host links have no limit, so there are no bounds"
     else:

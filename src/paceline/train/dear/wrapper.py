@@ -48,7 +48,7 @@ class DataParallel(nn.Module):
     Gradients are reduce-scattered during backward() and gathered during the next forward pass, or both during
     backward() where the links have time, and the update happens as they arrive. With ``sharded=True`` each rank
     updates its part of the parameters, with its part of the optimizer's state, and the parameters are gathered.
-    Whoever reads a parameter sees its new value.
+    Any code that reads a parameter sees its new value.
 
     ``bucket_mb`` is how much is sent at once: a number (25 by default, or a twentieth of a model of more than 500 MB),
     or "auto" to find it while training; then ``tuning_file`` keeps it for the next time. ``elementwise=True`` vouches
@@ -415,7 +415,7 @@ class DataParallel(nn.Module):
         return copy.deepcopy(self.module, memo)
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        """What is pickled is the module alone."""
+        """Pickle the module alone."""
         self.synchronize()
         return _itself, (self.module,)
 
