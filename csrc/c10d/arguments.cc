@@ -9,13 +9,13 @@ namespace paceline {
 
 // The words "invalid tensor type at index", "invalid tensor size at index" and the like are Gloo's, which people know.
 void check_same_type(const at::Tensor& expected, const at::Tensor& actual, size_t index, const char* operation) {
-  TORCH_CHECK_TYPE(expected.scalar_type() == actual.scalar_type(), operation, ": invalid tensor type at index ", index,
-                   " (expected ", expected.scalar_type(), ", got ", actual.scalar_type(), ")");
+  TORCH_CHECK(expected.scalar_type() == actual.scalar_type(), operation, ": invalid tensor type at index ", index,
+              " (expected ", expected.scalar_type(), ", got ", actual.scalar_type(), ")");
 }
 
 void check_same_elements(const at::Tensor& expected, const at::Tensor& actual, size_t index, const char* operation) {
-  TORCH_CHECK_VALUE(expected.numel() == actual.numel(), operation, ": invalid tensor size at index ", index,
-                    " (expected ", expected.sizes(), ", got ", actual.sizes(), ")");
+  TORCH_CHECK(expected.numel() == actual.numel(), operation, ": invalid tensor size at index ", index, " (expected ",
+              expected.sizes(), ", got ", actual.sizes(), ")");
 }
 
 void check_dense(const at::Tensor& tensor) {
@@ -35,8 +35,8 @@ void check_writable(const at::Tensor& tensor, const char* operation) {
   std::sort(steps.begin(), steps.end());
   int64_t reach = 0;
   for (const auto& [stride, size] : steps) {
-    TORCH_CHECK_VALUE(stride > reach, operation, " cannot write to a tensor whose elements share memory (sizes ",
-                      tensor.sizes(), ", strides ", tensor.strides(), "): clone() it first");
+    TORCH_CHECK(stride > reach, operation, " cannot write to a tensor whose elements share memory (sizes ",
+                tensor.sizes(), ", strides ", tensor.strides(), "): clone() it first");
     reach += stride * (size - 1);
   }
 }
@@ -85,9 +85,9 @@ bool in_place(const at::Tensor& a, const at::Tensor& b) {
 }
 
 std::vector<at::Tensor> parts(const at::Tensor& tensor, int size, const char* operation) {
-  TORCH_CHECK_VALUE(tensor.numel() % size == 0, operation, ": ", tensor.numel(), " elements cannot be shared by ", size,
-                    " ranks equally");
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), operation, " needs a contiguous tensor");
+  TORCH_CHECK(tensor.numel() % size == 0, operation, ": ", tensor.numel(), " elements cannot be shared by ", size,
+              " ranks equally");
+  TORCH_CHECK(tensor.is_contiguous(), operation, " needs a contiguous tensor");
   return tensor.view({-1}).chunk(size).size() == static_cast<size_t>(size)
              ? tensor.view({-1}).chunk(size)
              : std::vector<at::Tensor>(static_cast<size_t>(size), tensor.view({-1}));

@@ -11,8 +11,8 @@ namespace paceline {
 // The only tensor, or list of tensors, that c10d passes for a rank.
 template <typename T>
 const T& single(const std::vector<T>& given, const char* operation) {
-  TORCH_CHECK_VALUE(given.size() == 1, operation,
-                    " requires a single-element tensor list, or one list of tensors, not ", given.size());
+  TORCH_CHECK(given.size() == 1, operation, " requires a single-element tensor list, or one list of tensors, not ",
+              given.size());
   return given.front();
 }
 

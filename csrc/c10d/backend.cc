@@ -67,7 +67,32 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
   init();
 }
 
+Backend::Backend(const std::string& shared, int rank, int size, Settings settings, Planner planner)
+    : c10d::Backend(rank, size),
+      settings_(std::move(settings)),
+      options_(c10::make_intrusive<Options>("paceline", settings_.timeout)),
+      engine_(settings_.engine),
+      waiting_{kPollingAlone, -1},
+      programs_(std::make_shared<Programs>(std::move(planner))) {
+  be_ready_to_run_elsewhere();
+  TORCH_CHECK(rank >= 0 && rank < size, "the worker's number is ", rank, ": it must be from 0 to ", size - 1);
+  TORCH_CHECK(shared.size() == kGroupBytes, "members share ", kGroupBytes, " bytes, not ", shared.size());
+  const std::vector<uint8_t> bytes(shared.begin(), shared.end());
+  group_ = engine_->join(membership(std::span<const uint8_t, kGroupBytes>(bytes.data(), kGroupBytes),
+                                    static_cast<uint32_t>(rank), static_cast<uint32_t>(size)));
+  std::vector<PeerAddress> nobody(static_cast<size_t>(size));
+  nobody[static_cast<size_t>(rank)] = engine_->address();
+  nobody[static_cast<size_t>(rank)].host = settings_.host;
+  engine_->introduce(group_, std::move(nobody));
+  init();
+}
+
 Backend::~Backend() { leave(); }
+
+void Backend::introduce(int peer, const std::string& address) {
+  TORCH_CHECK(peer >= 0 && peer < size_, "there is no place ", peer, ": places are 0 to ", size_ - 1);
+  engine_->introduce(group_, static_cast<uint32_t>(peer), parse_address(address));
+}
 
 std::string Backend::leave() {
   if (left_.exchange(true)) return "";
@@ -109,9 +134,9 @@ std::chrono::milliseconds Backend::timeout_or_default(std::chrono::milliseconds 
 }
 
 void Backend::check_root(int64_t root, int64_t root_tensor, const char* operation) const {
-  TORCH_CHECK_VALUE(root >= 0 && root < size_, operation, ": invalid root rank: ", root, " (the ranks are 0 to ",
-                    size_ - 1, ")");
-  TORCH_CHECK_VALUE(root_tensor == 0, operation, ": invalid root tensor: ", root_tensor, " (a rank passes one tensor)");
+  TORCH_CHECK(root >= 0 && root < size_, operation, ": invalid root rank: ", root, " (the ranks are 0 to ", size_ - 1,
+              ")");
+  TORCH_CHECK(root_tensor == 0, operation, ": invalid root tensor: ", root_tensor, " (a rank passes one tensor)");
 }
 
 c10::intrusive_ptr<Work> Backend::make_work(c10d::OpType type, Tensors outputs, size_t parts) {

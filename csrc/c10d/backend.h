@@ -43,6 +43,9 @@ class Backend final : public c10d::Backend {
   };
 
   Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, Settings settings);
+  // Of workers that come and go, each of which has one of `size` places: nobody is met, and peers are introduced one by
+  // one. Only operations among some ranks can run. `shared` is what all members know, see rendezvous.h.
+  Backend(const std::string& shared, int rank, int size, Settings settings, Planner planner);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "paceline"; }
@@ -83,6 +86,9 @@ class Backend final : public c10d::Backend {
                             std::chrono::milliseconds timeout, bool asynchronous);
   // Ends such an operation on all its members.
   void give_up(uint64_t number, const std::string& reason);
+
+  // Of workers that come and go: where a peer is. One that was lost can come back.
+  void introduce(int peer, const std::string& address);
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }

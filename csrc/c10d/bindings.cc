@@ -105,6 +105,19 @@ c10::intrusive_ptr<Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& 
   return c10::make_intrusive<Backend>(store, rank, size, std::move(settings));
 }
 
+c10::intrusive_ptr<Backend> open_backend(const py::bytes& shared, int worker, int capacity,
+                                         std::chrono::milliseconds timeout, const std::shared_ptr<Engine>& engine,
+                                         const std::string& host, py::object planner) {
+  Backend::Settings settings;
+  settings.engine = engine;
+  settings.timeout = timeout;
+  settings.host = host;
+  Plans plans = wrap_planner(hold(std::move(planner)));
+  const std::string bytes = shared;
+  const py::gil_scoped_release unlocked;
+  return c10::make_intrusive<Backend>(bytes, worker, capacity, std::move(settings), std::move(plans.planner));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_c10d, module) {
@@ -128,7 +141,15 @@ PYBIND11_MODULE(_c10d, module) {
            }),
            py::arg("interface"), py::arg("use_shm"), py::arg("huge_pages"), py::arg("host_timeout_s"),
            py::arg("congestion"), py::arg("master"))
-      .def_property_readonly("tcp_address", [](const Engine& engine) { return engine.address().tcp; });
+      .def_property_readonly("tcp_address", [](const Engine& engine) { return engine.address().tcp; })
+      .def(
+          "address",
+          [](const Engine& engine, const std::string& host) {
+            PeerAddress address = engine.address();
+            address.host = host;
+            return to_text(address);
+          },
+          py::arg("host"), "Where other processes reach this one, as text.");
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "Backend")
       .def(py::init(&make_backend), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
@@ -153,6 +174,12 @@ PYBIND11_MODULE(_c10d, module) {
           py::arg("tensor"), py::arg("members"), py::arg("number"), py::arg("op"), py::arg("timeout"),
           py::arg("asynchronous"), py::call_guard<py::gil_scoped_release>(),
           "Reduces among some ranks; None when it has ended.")
+      .def_static("open", &open_backend, py::arg("shared"), py::arg("worker"), py::arg("capacity"), py::arg("timeout"),
+                  py::arg("engine"), py::arg("host"), py::arg("planner"),
+                  "One of the workers that come and go; only partial operations run.")
+      .def("introduce", &Backend::introduce, py::arg("peer"), py::arg("address"),
+           py::call_guard<py::gil_scoped_release>(), "Says where a worker is.")
+      .def("leave", &Backend::shutdown, py::call_guard<py::gil_scoped_release>(), "Parts from the others.")
       .def("give_up", &Backend::give_up, py::arg("number"), py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
            "Ends a partial operation on all its members.")
       .def("failure", &Backend::failure, py::call_guard<py::gil_scoped_release>(),

@@ -17,9 +17,9 @@ Backend::WorkPtr Backend::message(Tensors& tensors, int64_t peer, int tag, bool 
                                   const char* title) {
   const Recording recording(title, tensors);
   const at::Tensor tensor = single(tensors, title);
-  TORCH_CHECK_VALUE(tag >= 0, title, ": Tag must be nonnegative, not ", tag);
-  TORCH_CHECK_VALUE(peer < size_ && peer != rank_ && (peer >= 0 || type == c10d::OpType::RECVANYSOURCE), title,
-                    ": rank ", peer, " is not another rank of this group");
+  TORCH_CHECK(tag >= 0, title, ": Tag must be nonnegative, not ", tag);
+  TORCH_CHECK(peer < size_ && peer != rank_ && (peer >= 0 || type == c10d::OpType::RECVANYSOURCE), title, ": rank ",
+              peer, " is not another rank of this group");
   TORCH_CHECK(!left_, "this process group was destroyed");
   const Contiguous flat = receives ? writable(tensor, title) : contiguous(tensor);
   const auto work = make_work(type, tensors);

@@ -61,14 +61,14 @@ Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs, const
 Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
   const Recording recording("paceline:all_gather", inputs);
-  TORCH_CHECK_VALUE(!inputs.empty(), "all_gather_coalesced requires a non-empty input tensor list");
+  TORCH_CHECK(!inputs.empty(), "all_gather_coalesced requires a non-empty input tensor list");
   // c10d has two orders for the lists: one list a rank (each with every input), or one list an input.
   const bool by_rank = outputs.size() == static_cast<size_t>(size_) && outputs.front().size() == inputs.size();
   TensorLists by_input(by_rank ? inputs.size() : 0);
   for (size_t rank = 0; by_rank && rank < outputs.size(); ++rank) {
-    TORCH_CHECK_VALUE(outputs[rank].size() == inputs.size(),
-                      "all_gather_coalesced: invalid output size: ", "(expected length ", inputs.size(), ", got ",
-                      outputs[rank].size(), ")");
+    TORCH_CHECK(outputs[rank].size() == inputs.size(),
+                "all_gather_coalesced: invalid output size: ", "(expected length ", inputs.size(), ", got ",
+                outputs[rank].size(), ")");
     for (size_t i = 0; i < inputs.size(); ++i) by_input[i].push_back(outputs[rank][i]);
   }
   return gather_lists(c10d::OpType::ALLGATHER_COALESCED, by_rank ? by_input : outputs, inputs, manner(options));
@@ -76,14 +76,14 @@ Backend::WorkPtr Backend::allgather_coalesced(TensorLists& outputs, Tensors& inp
 
 Backend::WorkPtr Backend::gather_lists(c10d::OpType type, const TensorLists& lists, const Tensors& inputs,
                                        const Manner& manner) {
-  TORCH_CHECK_VALUE(lists.size() == inputs.size(),
-                    "all_gather requires input/output tensor lists to have the same length, not ", inputs.size(),
-                    " and ", lists.size());
+  TORCH_CHECK(lists.size() == inputs.size(),
+              "all_gather requires input/output tensor lists to have the same length, not ", inputs.size(), " and ",
+              lists.size());
   Footprint footprint;
   Tensors results;
   for (size_t i = 0; i < lists.size(); ++i) {
-    TORCH_CHECK_VALUE(lists[i].size() == static_cast<size_t>(size_), "all_gather: invalid output tensor list at index ",
-                      i, " (expected length ", size_, ", got ", lists[i].size(), ")");
+    TORCH_CHECK(lists[i].size() == static_cast<size_t>(size_), "all_gather: invalid output tensor list at index ", i,
+                " (expected length ", size_, ", got ", lists[i].size(), ")");
     footprint.writes(lists[i]);
     if (!in_place(lists[i][static_cast<size_t>(rank_)], inputs[i])) footprint.reads(inputs[i]);
     results.insert(results.end(), lists[i].begin(), lists[i].end());
@@ -101,8 +101,8 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
   const Recording recording("paceline:all_gather", inputs);
-  TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(),
-                    "all_gather_into_tensor_coalesced requires input/output tensor lists to have the same length");
+  TORCH_CHECK(!inputs.empty() && inputs.size() == outputs.size(),
+              "all_gather_into_tensor_coalesced requires input/output tensor lists to have the same length");
   return gather_tensors(c10d::OpType::ALLGATHER_COALESCED, outputs, inputs, manner(options));
 }
 
@@ -111,10 +111,9 @@ Backend::WorkPtr Backend::gather_tensors(c10d::OpType type, const Tensors& outpu
   Footprint footprint;
   TensorLists lists;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    TORCH_CHECK_VALUE(outputs[i].numel() == inputs[i].numel() * size_,
-                      "all_gather_into_tensor: invalid tensor size: ", "the output has ", outputs[i].numel(),
-                      " elements, and ", size_, " ranks with ", inputs[i].numel(), " each give ",
-                      inputs[i].numel() * size_);
+    TORCH_CHECK(outputs[i].numel() == inputs[i].numel() * size_,
+                "all_gather_into_tensor: invalid tensor size: ", "the output has ", outputs[i].numel(),
+                " elements, and ", size_, " ranks with ", inputs[i].numel(), " each give ", inputs[i].numel() * size_);
     lists.push_back(parts(outputs[i], size_, "all_gather_into_tensor"));
     footprint.writes(outputs[i]);
     if (!in_place(lists[i][static_cast<size_t>(rank_)], inputs[i])) footprint.reads(inputs[i]);
@@ -142,14 +141,14 @@ Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs, const c1
   const at::Tensor& input = single(inputs, "gather");
   check_root(options.rootRank, 0, "gather");
   const bool root = rank_ == options.rootRank;
-  TORCH_CHECK_VALUE(root || outputs.empty() || outputs.front().empty(),
-                    "gather requires empty output on non-root, and rank ", rank_, " is not the root");
+  TORCH_CHECK(root || outputs.empty() || outputs.front().empty(), "gather requires empty output on non-root, and rank ",
+              rank_, " is not the root");
   Tensors results;
   Footprint footprint;
   if (root) {
     results = single(outputs, "gather");
-    TORCH_CHECK_VALUE(results.size() == static_cast<size_t>(size_), "gather: Incorrect output list size ",
-                      results.size(), ". Output list size should be ", size_, ", same as size of the process group.");
+    TORCH_CHECK(results.size() == static_cast<size_t>(size_), "gather: Incorrect output list size ", results.size(),
+                ". Output list size should be ", size_, ", same as size of the process group.");
     for (size_t i = 0; i < results.size(); ++i) {
       check_same_type(input, results[i], i, "gather");
       check_same_elements(input, results[i], i, "gather");
@@ -184,15 +183,15 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs, const c
   const at::Tensor& output = single(outputs, "scatter");
   check_root(options.rootRank, 0, "scatter");
   const bool root = rank_ == options.rootRank;
-  TORCH_CHECK_VALUE(root || inputs.empty() || inputs.front().empty(),
-                    "scatter requires empty input on non-root, and rank ", rank_, " is not the root");
+  TORCH_CHECK(root || inputs.empty() || inputs.front().empty(), "scatter requires empty input on non-root, and rank ",
+              rank_, " is not the root");
   const Tensors list = root ? single(inputs, "scatter") : Tensors{};
   const Recording recording("paceline:scatter", root ? list : outputs);
   Footprint footprint;
   footprint.writes(output);
   if (root) {
-    TORCH_CHECK_VALUE(list.size() == static_cast<size_t>(size_), "scatter: Incorrect input list size ", list.size(),
-                      ". Input list size should be ", size_, ", same as size of the process group.");
+    TORCH_CHECK(list.size() == static_cast<size_t>(size_), "scatter: Incorrect input list size ", list.size(),
+                ". Input list size should be ", size_, ", same as size of the process group.");
     for (size_t i = 0; i < list.size(); ++i) {
       check_same_type(output, list[i], i, "scatter");
       check_same_elements(output, list[i], i, "scatter");
@@ -224,32 +223,32 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs, const c
 Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   const Recording recording("paceline:all_to_all", {input});
-  TORCH_CHECK_VALUE(output.is_contiguous() && input.is_contiguous(), "all_to_all_single needs contiguous tensors");
+  TORCH_CHECK(output.is_contiguous() && input.is_contiguous(), "all_to_all_single needs contiguous tensors");
   // Splits count rows; an even split is what an empty list means.
   const auto cut = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, const char* which) {
     const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
     Tensors list;
     if (splits.empty()) {
-      TORCH_CHECK_VALUE(rows % size_ == 0, "all_to_all_single: the ", rows, " rows of the ", which,
-                        " cannot be shared by ", size_, " ranks equally: pass split sizes");
+      TORCH_CHECK(rows % size_ == 0, "all_to_all_single: the ", rows, " rows of the ", which, " cannot be shared by ",
+                  size_, " ranks equally: pass split sizes");
       const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
       for (int i = 0; i < size_; ++i) {
         list.push_back(tensor.view({-1}).narrow(0, i * (rows / size_) * row, rows / size_ * row));
       }
       return list;
     }
-    TORCH_CHECK_VALUE(splits.size() == static_cast<size_t>(size_), "all_to_all_single needs ", size_, " ", which,
-                      " splits, not ", splits.size());
+    TORCH_CHECK(splits.size() == static_cast<size_t>(size_), "all_to_all_single needs ", size_, " ", which,
+                " splits, not ", splits.size());
     int64_t begin = 0;
     const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
     for (const int64_t split : splits) {
-      TORCH_CHECK_VALUE(split >= 0 && split <= rows - begin, "all_to_all_single: the ", which,
-                        " splits do not add up to its ", rows, " rows");
+      TORCH_CHECK(split >= 0 && split <= rows - begin, "all_to_all_single: the ", which,
+                  " splits do not add up to its ", rows, " rows");
       list.push_back(tensor.view({-1}).narrow(0, begin * row, split * row));
       begin += split;
     }
-    TORCH_CHECK_VALUE(begin == rows, "all_to_all_single: the ", which, " splits add up to ", begin, ", not to its ",
-                      rows, " rows");
+    TORCH_CHECK(begin == rows, "all_to_all_single: the ", which, " splits add up to ", begin, ", not to its ", rows,
+                " rows");
     return list;
   };
   const Tensors outputs = cut(output, output_splits, "output"), inputs = cut(input, input_splits, "input");
@@ -271,8 +270,8 @@ Backend::WorkPtr Backend::exchange_all(const Tensors& results, const Tensors& ou
                                        const Footprint& footprint, const Manner& manner) {
   const auto n = static_cast<size_t>(size_);
   const auto own = static_cast<size_t>(rank_);
-  TORCH_CHECK_VALUE(outputs.size() == n && inputs.size() == n, "all_to_all needs ", size_,
-                    " input and output tensors, not ", inputs.size(), " and ", outputs.size());
+  TORCH_CHECK(outputs.size() == n && inputs.size() == n, "all_to_all needs ", size_, " input and output tensors, not ",
+              inputs.size(), " and ", outputs.size());
   for (size_t i = 0; i < n; ++i) {
     check_same_type(inputs.front(), inputs[i], i, "all_to_all");
     check_same_type(inputs.front(), outputs[i], i, "all_to_all");

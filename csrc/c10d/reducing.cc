@@ -27,13 +27,13 @@ ReduceOp op_of(const c10d::ReduceOp& op) {
     case c10d::ReduceOp::BXOR:
       return ReduceOp::kBitXor;
     default:
-      TORCH_CHECK_VALUE(false, "this reduce operation is not known to the paceline backend");
+      TORCH_CHECK(false, "this reduce operation is not known to the paceline backend");
   }
 }
 
 double factor_of(const c10d::ReduceOp& op) {
   const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK_VALUE(supplement != nullptr, "PREMUL_SUM needs a factor: make it with _make_nccl_premul_sum");
+  TORCH_CHECK(supplement != nullptr, "PREMUL_SUM needs a factor: make it with _make_nccl_premul_sum");
   return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
 }
 
@@ -45,8 +45,8 @@ at::Tensor as_real(const at::Tensor& tensor, const c10d::ReduceOp& op) {
 }
 
 void check_reducible(const at::Tensor& tensor, ReduceOp op) {
-  TORCH_CHECK_VALUE(find_reduction(dtype_of(tensor), op) != nullptr, "the paceline backend cannot compute ", name(op),
-                    " of ", tensor.scalar_type());
+  TORCH_CHECK(find_reduction(dtype_of(tensor), op) != nullptr, "the paceline backend cannot compute ", name(op), " of ",
+              tensor.scalar_type());
 }
 
 }  // namespace
@@ -87,11 +87,11 @@ Backend::WorkPtr Backend::partial_allreduce(at::Tensor& tensor, std::vector<int6
   single(tensors, "partial_all_reduce");
   std::sort(members.begin(), members.end());
   const bool twice = std::adjacent_find(members.begin(), members.end()) != members.end();
-  TORCH_CHECK_VALUE(!members.empty() && members.front() >= 0 && members.back() < size_ && !twice,
-                    "partial_all_reduce: members are ranks of the group, 0 to ", size_ - 1, ", each once");
-  TORCH_CHECK_VALUE(std::binary_search(members.begin(), members.end(), rank_), "partial_all_reduce: rank ", rank_,
-                    " calls it, and is not one of the members");
-  TORCH_CHECK_VALUE(number < kFirstOfTeams, "partial_all_reduce: numbers are below 2^63");
+  TORCH_CHECK(!members.empty() && members.front() >= 0 && members.back() < size_ && !twice,
+              "partial_all_reduce: members are ranks of the group, 0 to ", size_ - 1, ", each once");
+  TORCH_CHECK(std::binary_search(members.begin(), members.end(), rank_), "partial_all_reduce: rank ", rank_,
+              " calls it, and is not one of the members");
+  TORCH_CHECK(number < kFirstOfTeams, "partial_all_reduce: numbers are below 2^63");
   const Recording recording("paceline:partial_all_reduce", tensors);
   Footprint footprint;
   footprint.writes(tensor);
@@ -109,7 +109,7 @@ void Backend::give_up(uint64_t number, const std::string& reason) {
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   const Recording recording("paceline:all_reduce", tensors);
-  TORCH_CHECK_VALUE(!tensors.empty(), "all_reduce_coalesced requires a non-empty tensor list");
+  TORCH_CHECK(!tensors.empty(), "all_reduce_coalesced requires a non-empty tensor list");
   Footprint footprint;
   for (size_t i = 0; i < tensors.size(); ++i) {
     check_same_type(tensors.front(), tensors[i], i, "all_reduce_coalesced: tensors must all have the same type");
@@ -130,7 +130,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
 // have different numbers of entries, so the parts are gathered in uneven blocks.
 Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = single(tensors, "all_reduce");
-  TORCH_CHECK_VALUE(options.reduceOp == c10d::ReduceOp::SUM, "a sparse all_reduce can only sum");
+  TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "a sparse all_reduce can only sum");
   const Recording recording("paceline:sparse_all_reduce", tensors);
   const auto work = make_work(c10d::OpType::_ALLREDUCE_SPARSE, tensors);
   const at::Tensor coalesced = tensor.coalesce();
@@ -232,8 +232,8 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   const Tensors& list = single(inputs, "reduce_scatter");
   const at::Tensor& output = single(outputs, "reduce_scatter");
   const Recording recording("paceline:reduce_scatter", list);
-  TORCH_CHECK_VALUE(list.size() == static_cast<size_t>(size_), "reduce_scatter: invalid input tensor list size ",
-                    list.size(), ", must be world size ", size_);
+  TORCH_CHECK(list.size() == static_cast<size_t>(size_), "reduce_scatter: invalid input tensor list size ", list.size(),
+              ", must be world size ", size_);
   const bool whole = in_place(output, list[static_cast<size_t>(rank_)]);
   Footprint footprint;
   footprint.writes(output);
@@ -256,8 +256,8 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::ReduceScatterOptions& options) {
   const Recording recording("paceline:reduce_scatter", inputs);
-  TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(),
-                    "reduce_scatter_tensor_coalesced requires input/output tensor lists to have the same length");
+  TORCH_CHECK(!inputs.empty() && inputs.size() == outputs.size(),
+              "reduce_scatter_tensor_coalesced requires input/output tensor lists to have the same length");
   return reduce_scatter_tensors(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, inputs, options);
 }
 
@@ -267,10 +267,9 @@ Backend::WorkPtr Backend::reduce_scatter_tensors(c10d::OpType type, const Tensor
   Footprint footprint;
   TensorLists lists;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    TORCH_CHECK_VALUE(inputs[i].numel() == outputs[i].numel() * size_,
-                      "reduce_scatter_tensor: invalid tensor size: ", "the input has ", inputs[i].numel(),
-                      " elements, and ", size_, " ranks with ", outputs[i].numel(), " each need ",
-                      outputs[i].numel() * size_);
+    TORCH_CHECK(inputs[i].numel() == outputs[i].numel() * size_,
+                "reduce_scatter_tensor: invalid tensor size: ", "the input has ", inputs[i].numel(), " elements, and ",
+                size_, " ranks with ", outputs[i].numel(), " each need ", outputs[i].numel() * size_);
     const Tensors& list = lists.emplace_back(parts(inputs[i], size_, "reduce_scatter_tensor"));
     footprint.writes(outputs[i]);
     if (!in_place(outputs[i], list[rank])) {

@@ -10,7 +10,6 @@ namespace paceline {
 namespace {
 
 constexpr const char* kGroupKey = "group";
-constexpr size_t kGroupBytes = sizeof(GroupId) + sizeof(Secret) + 8;
 
 std::string rank_key(uint32_t rank) { return "rank/" + std::to_string(rank); }
 
@@ -31,9 +30,9 @@ std::vector<std::vector<uint8_t>> get_all(c10d::Store& store, const std::vector<
 
 std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
-// Four lines: the host's name for people, the two addresses, and what rank 0 knows of the links.
+// The address, and what rank 0 knows of the links.
 std::vector<uint8_t> encode(const PeerAddress& address, const std::string& links) {
-  return to_bytes(address.host + "\n" + address.tcp + "\n" + address.shm + "\n" + links);
+  return to_bytes(to_text(address) + "\n" + links);
 }
 
 // Or, of a rank that cannot join: a mark, its host's name, and why. Python writes that (backend.py).
@@ -50,17 +49,35 @@ void check_refusal(uint32_t rank, const std::vector<uint8_t>& bytes) {
 PeerAddress decode(uint32_t rank, const std::vector<uint8_t>& bytes, std::string* links) {
   check_refusal(rank, bytes);
   const std::string text(bytes.begin(), bytes.end());
-  const size_t first = text.find('\n');
-  const size_t second = text.find('\n', first + 1);
-  const size_t third = text.find('\n', second + 1);
-  TORCH_CHECK(first != std::string::npos && second != std::string::npos && third != std::string::npos,
-              "the rendezvous store holds an address that is none: do all ranks run the same version of Paceline?");
-  if (rank == 0) *links = text.substr(third + 1);
-  return {text.substr(0, first), text.substr(first + 1, second - first - 1),
-          text.substr(second + 1, third - second - 1)};
+  PeerAddress address = parse_address(text);
+  if (rank == 0) *links = text.substr(std::min(to_text(address).size() + 1, text.size()));
+  return address;
 }
 
 }  // namespace
+
+Membership membership(std::span<const uint8_t, kGroupBytes> shared, uint32_t rank, uint32_t size) {
+  Membership membership;
+  membership.rank = rank;
+  membership.size = size;
+  std::copy_n(shared.begin(), membership.id.size(), membership.id.begin());
+  std::copy_n(shared.begin() + static_cast<std::ptrdiff_t>(membership.id.size()), membership.secret.size(),
+              membership.secret.begin());
+  for (const uint8_t byte : shared.last<8>()) membership.epoch = membership.epoch << 8 | byte;
+  return membership;
+}
+
+std::string to_text(const PeerAddress& address) { return address.host + "\n" + address.tcp + "\n" + address.shm; }
+
+PeerAddress parse_address(const std::string& text) {
+  const size_t first = text.find('\n');
+  const size_t second = first == std::string::npos ? first : text.find('\n', first + 1);
+  TORCH_CHECK(second != std::string::npos,
+              "this address of a peer is none: do all ranks run the same version of Paceline?");
+  const size_t third = std::min(text.find('\n', second + 1), text.size());
+  return {text.substr(0, first), text.substr(first + 1, second - first - 1),
+          text.substr(second + 1, third - second - 1)};
+}
 
 c10::intrusive_ptr<c10d::Store> fresh_part(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   const int64_t times = store->add("paceline/groups/" + std::to_string(rank), 1);
@@ -80,17 +97,10 @@ Meeting meet(const std::shared_ptr<Engine>& engine, c10d::Store& store, uint32_t
     check_refusal(0, shared);
   }
   TORCH_CHECK(shared.size() == kGroupBytes, "the rendezvous store holds a group of another version of Paceline");
-  Membership membership;
-  membership.rank = rank;
-  membership.size = size;
-  std::copy_n(shared.begin(), membership.id.size(), membership.id.begin());
-  std::copy_n(shared.begin() + static_cast<std::ptrdiff_t>(membership.id.size()), membership.secret.size(),
-              membership.secret.begin());
-  for (size_t i = kGroupBytes - 8; i < kGroupBytes; ++i) membership.epoch = membership.epoch << 8 | shared[i];
-
   // First a member, then known to others: a peer may connect the moment our address is out.
   Meeting meeting;
-  meeting.group = engine->join(std::move(membership));
+  meeting.group =
+      engine->join(membership(std::span<const uint8_t, kGroupBytes>(shared.data(), kGroupBytes), rank, size));
   try {
     PeerAddress address = engine->address();
     address.host = own.host;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "engine/engine.h"
@@ -21,6 +23,14 @@ struct Meeting {
   std::shared_ptr<Group> group;
   std::string links;  // as rank 0 said: the same on all ranks
 };
+
+// What all members of a group share: its id, its secret and its epoch.
+constexpr size_t kGroupBytes = sizeof(GroupId) + sizeof(Secret) + 8;
+Membership membership(std::span<const uint8_t, kGroupBytes> shared, uint32_t rank, uint32_t size);
+
+// An address as text, to be published: lines with the host's name for people and the two addresses.
+std::string to_text(const PeerAddress& address);
+PeerAddress parse_address(const std::string& text);
 
 // Blocks until every rank has published its address, at most for the store's timeout.
 Meeting meet(const std::shared_ptr<Engine>& engine, c10d::Store& store, uint32_t rank, uint32_t size,

@@ -225,6 +225,11 @@ void Engine::introduce(const std::shared_ptr<Group>& group, std::vector<PeerAddr
   group->introduce(std::move(addresses));
 }
 
+void Engine::introduce(const std::shared_ptr<Group>& group, uint32_t peer, PeerAddress address) {
+  const Entry entry(*this);
+  group->introduce(peer, std::move(address));
+}
+
 std::string Engine::leave(const std::shared_ptr<Group>& group) {
   if (forked_) return "";  // the group is the parent's
   Entry entry(*this);

@@ -76,6 +76,7 @@ class Engine {
   // Members may connect from now on; say where they are before the first operation.
   std::shared_ptr<Group> join(Membership membership);
   void introduce(const std::shared_ptr<Group>& group, std::vector<PeerAddress> addresses);
+  void introduce(const std::shared_ptr<Group>& group, uint32_t peer, PeerAddress address);
   // Tells the peers, waits a moment until they have read everything, and forgets the group.
   // Returns what ranks disagree about, if no caller of this rank was told.
   std::string leave(const std::shared_ptr<Group>& group);

@@ -80,6 +80,18 @@ void Group::introduce(std::vector<PeerAddress> addresses) {
   }
 }
 
+void Group::introduce(uint32_t peer, PeerAddress address) {
+  membership_.addresses[peer] = std::move(address);
+  Peer& state = peers_[peer];
+  const bool over = std::all_of(state.lanes.begin(), state.lanes.end(), [](const LaneState& lane) {
+    return lane.connection == nullptr && lane.opening != Opening::kInitiated && lane.opening != Opening::kAccepting;
+  });
+  if (!state.ending.empty() && over) state = Peer();
+  for (const Lane lane : kLanes) {
+    if (failure_.empty()) reopen(peer, lane);
+  }
+}
+
 bool Group::needs(uint32_t peer, Lane lane) const {
   switch (lane) {
     case Lane::kCollective:

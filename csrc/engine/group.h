@@ -60,6 +60,8 @@ class Group final : public FrameHandler, public Owner, public std::enable_shared
   bool left() const { return left_; }
 
   void introduce(std::vector<PeerAddress> addresses);
+  // Where one peer is, if peers come and go. One that was lost can be reached again.
+  void introduce(uint32_t peer, PeerAddress address);
 
   // "rank 3 (hostname)"
   std::string who(uint32_t peer) const;

@@ -68,7 +68,9 @@ class Introductions::Door final : public Watcher {
 
   // There is a file again for whoever has waited.
   void reopen() {
-    if (std::exchange(closed_, false)) watch(EPOLLIN);
+    if (!closed_) return;
+    watch(EPOLLIN);
+    closed_ = false;
   }
 
  private:
@@ -333,11 +335,12 @@ bool Introductions::give_up_spare() {
 
 // Returns when to try again.
 Clock::time_point Introductions::regain_spare(Clock::time_point now) {
-  if (spare_) return Clock::time_point::max();
-  spare_ = open_spare();
+  if (!spare_) spare_ = open_spare();
   if (!spare_) return now + kRegaining;
-  for (const auto& door : doors_) door->reopen();
-  return Clock::time_point::max();
+  const bool open = attempt([this] {
+    for (const auto& door : doors_) door->reopen();
+  });
+  return open ? Clock::time_point::max() : now + kRegaining;
 }
 
 Fd Introductions::connect(Transport& transport, const std::string& address, bool* last) {

@@ -7,6 +7,7 @@ module is loaded when the first group is made.
 from __future__ import annotations
 
 import functools
+import hmac
 import math
 import os
 import socket
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _engines: dict[tuple[str, bool, bool, int, str, int], Engine] = {}
 _known_links: dict[str, KnownLinks] = {}  # by the interface that groups were told to use
 _lock = threading.Lock()
+
+_ID_BYTES, _SECRET_BYTES, _EPOCH_BYTES = 16, 32, 8
+"""What the members of a group share (csrc/c10d/rendezvous.h)."""
 
 
 def register() -> None:
@@ -98,6 +102,31 @@ def _create(options: Any, told: Any) -> Backend:
         host=host,
         known_links=lambda: _published(config),
         make_planner=lambda *group: _planner(config, *group),
+    )
+
+
+def open_address() -> str:
+    """Return where other processes reach this one: what they give to ``introduce``."""
+    import torch.distributed  # noqa: F401  # the module needs its libraries
+
+    return _engine(Config.from_environment(), None).address(socket.gethostname())
+
+
+def open_group(secret: bytes, worker: int, capacity: int, timeout: timedelta) -> Backend:
+    """Return one of ``capacity`` places for workers that come and go: no process group, and only partial operations.
+
+    All workers know the secret. Each is told where the others are by ``introduce``.
+    """
+    from paceline._c10d import Backend
+    from paceline.planner import PartialPlanner
+
+    shared = b"".join(
+        hmac.digest(secret, purpose, "sha256")[:size]
+        for purpose, size in ((b"paceline open group", _ID_BYTES), (b"paceline open secret", _SECRET_BYTES))
+    )
+    engine = _engine(Config.from_environment(), None)
+    return Backend.open(
+        shared + bytes(_EPOCH_BYTES), worker, capacity, timeout, engine, socket.gethostname(), PartialPlanner(worker)
     )
 
 

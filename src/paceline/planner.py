@@ -16,7 +16,7 @@ from paceline.ir.collective import Collective, Kind
 from paceline.observe.arrivals import Arrival, Raw, arrival, lateness, news
 from paceline.policy import stragglers
 from paceline.policy.planning import Plan
-from paceline.policy.select import select
+from paceline.policy.select import cluster_of, select
 
 if TYPE_CHECKING:
     from paceline._c10d import Program
@@ -68,6 +68,23 @@ class Planner:
         seen = [stragglers.Seen(one.size_bytes * per_byte_s, one.late_s) for one in self._history]
         self._late_s = stragglers.forecast(seen, self._late_s)
         return stragglers.spell(self._late_s)
+
+
+class PartialPlanner:
+    """The planner of workers that come and go, who know nothing of each other's hosts: each counts as a host."""
+
+    rules = None
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+
+    def __call__(
+        self, kind: str, root: int, size_bytes: int, exact: bool, _choice: str, members: Sequence[int] = ()
+    ) -> Program:
+        """Return this worker's program for an operation of some workers."""
+        cluster = cluster_of([str(place) for place in range(len(members))])
+        chosen = select(Collective(Kind(kind), len(members), root), cluster, size_bytes, exact=exact)
+        return program(chosen.proof, list(members).index(self._worker))
 
 
 def _roughly(cluster: Cluster) -> Cluster:

@@ -350,7 +350,8 @@ def refusals(me: Member) -> None:
         with pytest.raises((ValueError, TypeError, RuntimeError)) as caught:
             call()
         assert re.search(words, str(caught.value)), (name, str(caught.value))
-        assert not isinstance(caught.value, dist.DistBackendError), name
+        # What torch.distributed itself finds wrong in Python may be of another type; the rest is as with Gloo.
+        assert type(caught.value) in (RuntimeError, ValueError, TypeError), name
     total = numbers(me.rank, 3)
     dist.all_reduce(total)
     same(total, sum(_theirs(me, 3)), "after all refusals")

@@ -47,7 +47,7 @@ conformance() {
     LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libubsan.so)" "$python" -m pytest -q \
         -o timeout=600 -p no:cacheprovider tests/conformance/test_operations.py \
         tests/conformance/test_point_to_point.py tests/conformance/test_groups.py \
-        tests/conformance/test_reductions.py tests/conformance/test_works.py
+        tests/conformance/test_reductions.py tests/conformance/test_works.py tests/conformance/test_arguments.py
 }
 
 mkdir -p build

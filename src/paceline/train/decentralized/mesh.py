@@ -48,6 +48,10 @@ class Mesh(ABC):
         """Part from the others. No operation may be under way."""
 
 
+    def join(self, worker: int) -> None:  # noqa: B027  # ranks of a group have their numbers
+        """Take the number that the generator has given this worker."""
+
+
 class GroupMesh(Mesh):
     """The ranks of a process group with any backend. On Paceline's the loss of a rank leaves the others as they are."""
 
@@ -82,6 +86,53 @@ class GroupMesh(Mesh):
     def close(self) -> None:
         """Leave the group."""
         dist.destroy_process_group(self.group)
+
+
+class OpenMesh(Mesh):
+    """Workers that come and go, with no process group: the generator tells where each is. CPU tensors only."""
+
+    def __init__(self, secret: bytes, capacity: int) -> None:
+        self.worker = -1
+        self.address = backend.open_address()
+        self._secret, self._capacity = secret, capacity
+        self._place: Any = None
+
+    def join(self, worker: int) -> None:
+        """Take the number that the generator has given this worker."""
+        if worker != self.worker:
+            self.close()
+            self._place = backend.open_group(self._secret, worker, self._capacity, timedelta(minutes=5))
+            self.worker = worker
+
+    def reduce(
+        self,
+        vector: torch.Tensor,
+        members: Sequence[int],
+        number: int,
+        *,
+        mean: bool = True,
+        addresses: Mapping[int, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Make a vector the members' mean, or sum, in place."""
+        for member, address in (addresses or {}).items():
+            if member != self.worker:
+                self._place.introduce(member, address)
+        if len(members) > 1:
+            op = ReduceOp(ReduceOp.AVG if mean else ReduceOp.SUM)
+            within = timedelta(seconds=timeout_s)
+            self._place.partial_allreduce(vector, list(members), number, op, within, asynchronous=False)
+
+    def give_up(self, number: int, reason: str) -> None:
+        """End an operation on all its members."""
+        if self._place is not None:
+            self._place.give_up(number, reason)
+
+    def close(self) -> None:
+        """Part from the others."""
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
 
 
 def twin(parent: Any, purpose: str) -> Any:

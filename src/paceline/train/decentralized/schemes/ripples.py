@@ -220,6 +220,8 @@ class Ripples(Scheme):
             if isinstance(message, Abort):
                 self.mesh.give_up(message.serial, message.reason)
             self._groups.put(message)
+        if isinstance(message, Joined):
+            self.mesh.join(message.worker)
         if isinstance(message, (Average, Commit, Abort)):
             if isinstance(message, Average) and message.replaces is not None:
                 self.mesh.give_up(message.replaces, "it is tried again with the workers that are left")
