@@ -1,0 +1,1 @@
+"""Decentralised training by partial all-reduce: workers average their weights in small groups, whenever they arrive."""
