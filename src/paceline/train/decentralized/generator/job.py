@@ -260,7 +260,7 @@ class Job:
             self._replaced.add(self._process_of[number])
             self._process_of[number] = join.process
         self._skip_used_numbers()
-        copy = (join.fresh or join.stale or was_evicted or not copied) and bool(self._contributors())
+        copy = (join.fresh or join.stale or was_evicted or not copied) and self._anybody_has_weights
         member = _Member(number, join, connection, now_s, Stage.COPYING, ready=False)
         self._members[number] = self._member_of[connection] = member
         if join.rate_bytes_per_s is not None:
@@ -510,18 +510,26 @@ class Job:
             connected = {number: member for number, member in self._members.items() if member.connection is not None}
             addresses = {number: member.join.address for number, member in connected.items()}
             self._averages.start(contributors, addresses, self._generator.epoch, now_s, final=final)
-            return
-        for number in self._averages.waiting:  # all that have weights are gone
-            self._averages.withdraw(number)
-            self._keep_own_weights(self._members[number], now_s)
+        elif not self._anybody_has_weights:
+            for member in list(self._members.values()):
+                self._keep_own_weights(member, now_s)
+            self._go_on(now_s)
+
+    @property
+    def _anybody_has_weights(self) -> bool:
+        """Whether there is a worker to copy from, perhaps one that is about to connect again."""
+        return any(member.ready for member in self._members.values())
 
     def _keep_own_weights(self, member: _Member, now_s: float) -> None:
-        if member.stage is Stage.COPYING and self._has_enough and member.connection is not None:
+        """Nobody is left whose weights this worker could copy."""
+        if self._has_enough and member.join.fresh and member.connection is not None:
             reason = f"the job has ended after {self.steps} steps, and no worker is left to copy weights from"
             member.connection.send(Refused(reason))
             member.connection.close(reason)
             self._forget(member, "came too late", now_s)
-        elif member.stage is Stage.COPYING:
-            _log.warning("nobody is left whose weights %s could copy: it keeps its own", member.title)
-            member.knows = False
+            return
+        _log.warning("nobody is left whose weights %s could copy: it keeps its own", member.title)
+        self._averages.withdraw(member.number)
+        member.ready, member.knows = True, False
+        if member.stage is Stage.COPYING:
             self._activate(member, now_s)

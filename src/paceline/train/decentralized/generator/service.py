@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import math
+import os
 import random
 import selectors
 import socket
@@ -150,6 +151,11 @@ class GeneratorService:
     def instance(self) -> int:
         """A random number that tells this service from its predecessors."""
         return self._running_job.instance
+
+    @property
+    def is_running(self) -> bool:
+        """Whether workers are served."""
+        return self._thread is not None and self._thread.is_alive()
 
     def status(self) -> dict[str, object]:
         """Return counts of workers by phase, of groups and steps, and the groups that wait."""
@@ -329,8 +335,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    except OSError as error:
+        code = error.errno or 0  # that of a name that is not found is below zero
+        reason = os.strerror(code) if code > 0 else str(error)
         raise GeneratorError(
             f"cannot listen on {format_address(host, port)}: {reason}; give another address, or end what uses it"
         ) from None
