@@ -240,7 +240,7 @@ def decode_from_worker(body: bytes) -> ToService:
     """Read a worker's message."""
     try:
         message: ToService = _to_service.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise GeneratorError(f"sent an invalid message: {error}") from None
     return message
 
@@ -249,6 +249,6 @@ def decode_from_service(body: bytes) -> ToWorker:
     """Read a message of the service."""
     try:
         message: ToWorker = _to_worker.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise GeneratorError(f"sent an invalid message: {error}") from None
     return message
