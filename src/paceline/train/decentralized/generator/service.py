@@ -115,6 +115,7 @@ class GeneratorService:
         self._lock = threading.Lock()
         self._job: Job | None = None
         self._listener: socket.socket
+        self._address = ""
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._selector: selectors.BaseSelector
@@ -130,6 +131,7 @@ class GeneratorService:
         if self._thread is not None:
             raise UsageError("this generator service has been started already")
         self._listener = _listen(self._host, self._port)
+        self._address = format_address(self._host, self._listener.getsockname()[1])
         generator = GroupGenerator(self._rules, rng=random.Random(self._seed))
         self._job = Job(generator, random.SystemRandom().getrandbits(63), _now_ms(), self._settings)
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -145,7 +147,7 @@ class GeneratorService:
         """``host:port`` where this service listens."""
         if self._thread is None:
             raise UsageError("this generator service has no address before start()")
-        return format_address(self._host, self._port or self._listener.getsockname()[1])
+        return self._address
 
     @property
     def instance(self) -> int:
