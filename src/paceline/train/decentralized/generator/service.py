@@ -34,7 +34,10 @@ from paceline.train.decentralized.generator.wire import (
 _log = logging.getLogger("paceline.generator")
 
 MAX_STRANGERS = 64
-"""So many connections that have not proved that they know the secret. One more, and the oldest is closed."""
+"""So many connections at once may not have proved that they know the secret. More wait to be accepted."""
+
+PATIENCE_S = 1.0
+"""A stranger that takes longer makes room for those that wait."""
 
 _MAX_UNSENT = 64 * 1024 * 1024
 _READ = 64 * 1024
@@ -121,7 +124,7 @@ class GeneratorService:
         self._selector: selectors.BaseSelector
         self._connections: dict[_Connection, None] = {}
         self._strangers: dict[_Connection, None] = {}
-        self._accepts_again_s = math.inf
+        self._accepts_s = -math.inf  # after this time; then the listener is not polled until then
         self._encoded: tuple[ToWorker | None, bytes] = (None, b"")
 
     # Called by whoever owns the service
@@ -194,7 +197,10 @@ class GeneratorService:
         try:
             while not self._stopping:
                 begin_s = time.monotonic()
-                events = self._selector.select(max(0.0, min(job.next_tick_s, next_sweep_s) - begin_s))
+                wake_s = min(job.next_tick_s, next_sweep_s)
+                if self._accepts_s > begin_s:
+                    wake_s = min(wake_s, self._accepts_s)
+                events = self._selector.select(max(0.0, wake_s - begin_s))
                 with self._lock:
                     now_s = time.monotonic()
                     for key, mask in events:
@@ -202,6 +208,8 @@ class GeneratorService:
                             self._accept(now_s)
                         elif isinstance(key.data, _Connection):
                             self._handle(key.data, mask, now_s)
+                    if now_s >= self._accepts_s:
+                        self._accept_now()
                     if now_s >= next_sweep_s:
                         next_sweep_s = now_s + _SWEEP_S
                         self._sweep(now_s)
@@ -217,24 +225,41 @@ class GeneratorService:
                 closing.close()
 
     def _accept(self, now_s: float) -> None:
-        try:
-            link, peer = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                _log.error("cannot accept a worker: %s; raise the limit of open files (ulimit -n)", error.strerror)
-                self._selector.unregister(self._listener)  # a sweep registers it again
-                self._accepts_again_s = now_s
-            return
-        link.setblocking(False)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(self, link, format_address(peer[0], peer[1]), now_s)
-        if len(self._strangers) >= MAX_STRANGERS:
-            oldest = next(iter(self._strangers))
-            _log.warning("%s is closed: %d connections are not authenticated", oldest.name, MAX_STRANGERS)
-            self._end(oldest, now_s)
-        self._connections[connection] = self._strangers[connection] = None
-        self._selector.register(link, selectors.EVENT_READ, connection)
-        self.has_unsent.add(connection)
+        """Accept all that wait. If there are too many strangers, those that take long go, and new ones wait."""
+        while len(self._strangers) < MAX_STRANGERS or self._end_slow_stranger(now_s):
+            try:
+                link, peer = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    _log.error("cannot accept a worker: %s; raise the limit of open files (ulimit -n)", error.strerror)
+                    self._accept_again_s(now_s + _SWEEP_S)
+                return
+            link.setblocking(False)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = _Connection(self, link, format_address(peer[0], peer[1]), now_s)
+            self._connections[connection] = self._strangers[connection] = None
+            self._selector.register(link, selectors.EVENT_READ, connection)
+            self.has_unsent.add(connection)
+        self._accept_again_s(next(iter(self._strangers)).heard_s + PATIENCE_S)
+
+    def _end_slow_stranger(self, now_s: float) -> bool:
+        oldest = next(iter(self._strangers))
+        if oldest.heard_s + PATIENCE_S > now_s:
+            return False
+        _log.warning("%s is closed: others wait, and it has not proved that it knows the secret", oldest.name)
+        self._end(oldest, now_s)
+        return True
+
+    def _accept_again_s(self, when_s: float) -> None:
+        """Leave connections that come in the kernel's queue until then, or until a stranger is none any more."""
+        if self._accepts_s == -math.inf:
+            self._selector.unregister(self._listener)
+        self._accepts_s = when_s
+
+    def _accept_now(self) -> None:
+        if self._accepts_s != -math.inf:
+            self._accepts_s = -math.inf
+            self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _handle(self, connection: _Connection, mask: int, now_s: float) -> None:
         if connection.is_closed:
@@ -278,8 +303,15 @@ class GeneratorService:
                 _log.warning("%s is closed: it does not know this job's secret", connection.name)
                 connection.close("wrong secret")
             else:
-                self._strangers.pop(connection, None)
+                self._known(connection)
+                connection.heard_s = now_s
                 connection.frames.limit = MAX_FRAME_TO_SERVICE
+
+    def _known(self, connection: _Connection) -> None:
+        """A connection is no stranger any more: there is room for another one."""
+        if connection in self._strangers:
+            del self._strangers[connection]
+            self._accept_now()
 
     def _flush(self, now_s: float) -> None:
         """Send what has gathered. Sending can end connections, and then others have something to say."""
@@ -310,9 +342,6 @@ class GeneratorService:
 
     def _sweep(self, now_s: float) -> None:
         """Close connections that nobody uses."""
-        if self._accepts_again_s <= now_s:
-            self._accepts_again_s = math.inf
-            self._selector.register(self._listener, selectors.EVENT_READ)
         unused_s = max(HANDSHAKE_S, 2 * self._rules.lease_s)
         for connection in list(self._connections):
             limit_s = HANDSHAKE_S if connection.session is None or connection.is_closing else unused_s
@@ -326,7 +355,7 @@ class GeneratorService:
             return
         connection.is_closed = connection.is_closing = True
         self._connections.pop(connection, None)
-        self._strangers.pop(connection, None)
+        self._known(connection)
         self._selector.unregister(connection.socket)
         connection.socket.close()
         if connection.session is not None:
