@@ -190,7 +190,9 @@ def measure_network(num_workers: int) -> bool:
         pipe.send(False)
         process.join()
     print(f"# over the network: {num_workers} workers, groups of 4, first come")
-    print(f"requests a second      {per_s:>10,.0f}    for a second of the service's processor {per_processor_s:>10,.0f}")
+    print(
+        f"requests a second      {per_s:>10,.0f}    for a second of the service's processor {per_processor_s:>10,.0f}"
+    )
     print(f"Start, steps of 1 s    median {ordered[len(ordered) // 2] * 1e6:,.0f} us, p99 {p99_s * 1e6:,.0f} us")
     return per_s >= GOAL_NETWORK_PER_S and p99_s <= GOAL_P99_S
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from generator_workers import SECRET, Mesh, RawWorker, SimulatedWorker, wait_unt
 from paceline.errors import GeneratorError, RefusedError, UsageError
 from paceline.policy.groups import Formation, Rules
 from paceline.train.decentralized.generator import GeneratorClient, GeneratorService
+from paceline.train.decentralized.generator.connecting import Link
 from paceline.train.decentralized.generator.messages import (
     Abort,
     AskAverage,
@@ -335,6 +337,21 @@ def test_many_strangers_do_not_keep_workers_out(serve: Callable[..., GeneratorSe
     assert len(service._strangers) <= MAX_STRANGERS
     for stranger in strangers:
         stranger.close()
+
+
+def test_many_workers_may_connect_at_once(serve: Callable[..., GeneratorService]) -> None:
+    service = serve()
+    links = [Link(service.address, SECRET) for _ in range(2 * MAX_STRANGERS)]
+
+    def serve_all() -> bool:
+        for link in links:
+            ready, _, _ = select.select([link.socket], [], [], 0)
+            link.serve(select.POLLIN * bool(ready) | select.POLLOUT)
+        return all(link.is_open for link in links)
+
+    wait_until(serve_all, "all are authenticated")
+    for link in links:
+        link.close()
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 8, b"\0\0\0\x05hello", b"\0\0\0\0"])

@@ -80,9 +80,10 @@ class GeneratorClient:
     ``fresh``: this process does not have the weights that the others began with.
 
     ``on_message`` is called in the client's thread with each message of ``messages.py``, and must be quick: as long as
-    it runs, nobody says that this worker is alive. After Refused the client does nothing any more. Methods may be called from any thread and never wait for the
+    it runs, nobody says that this worker is alive. Methods may be called from any thread and never wait for the
     network. Joined may come again at any time. With ``copy=True`` the worker has to get the weights before it asks for
-    groups again, and to call :meth:`ready` then.
+    groups again, and to call :meth:`ready` then. After Detached or Evicted no group or average that had begun will be
+    committed. After Refused the client does nothing any more.
     """
 
     def __init__(
