@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "c10d/backend.h"
+#include "c10d/rendezvous.h"
 #include "common/log.h"
 #include "reduce/reduce.h"
 

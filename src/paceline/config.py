@@ -27,6 +27,8 @@ PACELINE_HOST_TIMEOUT   how long another host may leave packets unanswered befor
                         or swapped out is not affected: its kernel still answers
 PACELINE_CONGESTION     TCP's congestion control between hosts, like ``bbr``, which keeps queues in switches  the
                         short, so that small collectives need not wait behind large ones                      system's
+PACELINE_SECRET_FILE    the file with the secret of a decentralised job, which its workers and ``paceline     none
+                        generator`` share; only its owner may be able to read it
 PACELINE_LOG            what the core says on standard error: debug, info, warning, error or off              warning
 ======================  ====================================================================================  =======
 """
@@ -38,6 +40,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from paceline.errors import UsageError
@@ -90,6 +93,7 @@ class Config:
     late: str = "auto"
     deterministic: bool = False
     in_turn: bool = False
+    secret_file: Path | None = None
 
     def told(self, options: object) -> Config:
         """These settings, and what somebody has said in code for one group."""
@@ -141,6 +145,7 @@ class Config:
             log_level=log_level,
             late=_read(env, "PACELINE_LATE", _parse_late) or "auto",
             deterministic=deterministic == "1",
+            secret_file=_read(env, "PACELINE_SECRET_FILE", Path),
         )
 
 

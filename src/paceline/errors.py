@@ -7,6 +7,8 @@ PacelineError
  ├─ LabError              the lab cannot be set up, or cannot run a command; the message says what it needs
  ├─ ContenderError        a contender of a benchmark cannot be had, died or hangs
  ├─ StepError             ranks of a DataParallel do different things in one step; the message names them
+ ├─ GeneratorError        the group generator cannot be reached, or what it or a worker sent breaks the protocol
+ │   └─ RefusedError      the other side is no part of this job: a wrong secret, another version, a former process
  ├─ MessageError          a message of a collective over another backend failed; the message names the peer
  └─ ScheduleError         a schedule breaks a rule of the schedule language
      └─ ProofError        a well-formed schedule does not do what its collective promises
@@ -41,6 +43,14 @@ class ContenderError(PacelineError, RuntimeError):
 
 class StepError(PacelineError, RuntimeError):
     """Ranks of a DataParallel do different things in one step; the message names them, and says how to go on."""
+
+
+class GeneratorError(PacelineError, RuntimeError):
+    """The group generator cannot listen or be reached, or a peer broke its protocol; the message names the peer."""
+
+
+class RefusedError(GeneratorError):
+    """The other side will never serve this process: the secret or the version differs. Trying again does not help."""
 
 
 class MessageError(PacelineError, RuntimeError):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paceline.config import Config, Options
@@ -20,6 +22,11 @@ def test_interface_falls_back_to_gloos() -> None:
     assert Config.from_environment({"GLOO_SOCKET_IFNAME": "eth1"}).interface == "eth1"
     both = {"GLOO_SOCKET_IFNAME": "eth1", "PACELINE_IFNAME": "eth0"}
     assert Config.from_environment(both).interface == "eth0"
+
+
+def test_secret_file() -> None:
+    assert Config.from_environment({"PACELINE_SECRET_FILE": "job.secret"}).secret_file == Path("job.secret")
+    assert Config.from_environment({"PACELINE_SECRET_FILE": ""}).secret_file is None
 
 
 def test_host_timeout() -> None:

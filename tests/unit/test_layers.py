@@ -24,7 +24,7 @@ ALLOWED = {
     "integrations": {"train"},
     "bench": {"all_reduce", "config", "train", "lab", "draw", "policy", "algorithms", "ir"},
     "demo": {"backend", "observe", "train", "lab", "draw"},
-    "cli": {"demo", "bench", "lab", "draw", "policy", "algorithms", "ir"},
+    "cli": {"config", "train", "demo", "bench", "lab", "draw", "policy", "algorithms", "ir"},
 }
 
 

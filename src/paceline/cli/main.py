@@ -10,7 +10,7 @@ import sys
 import typer
 
 from paceline import __version__
-from paceline.cli import bench_verbs, compare, demo, lab, plan, tour, verify
+from paceline.cli import bench_verbs, compare, demo, generator, lab, plan, tour, verify
 from paceline.errors import PacelineError, ProofError
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ app.command()(compare.compare)
 app.command()(demo.demo)
 app.command()(tour.tour)
 app.add_typer(bench_verbs.app, name="bench")
+app.command()(generator.generator)
 app.command(context_settings={"allow_interspersed_args": False})(lab.lab)
 
 

@@ -27,6 +27,7 @@ ARRIVED     the deadline of its first group          IN_GROUP with those who cam
 IN_GROUP    all members ``finished``                 COMPUTE: Commit; if it drains, ARRIVED or LEFT
 IN_GROUP    a member failed, is late or evicted      COMPUTE: Abort; if it drains, ARRIVED or LEFT
 all three   ``tick`` after its lease                 DEAD: Evicted, and the epoch grows by one
+all three   ``evict``, or ``join`` of its successor  DEAD, and the epoch grows by one
 ==========  =======================================  ===================================================
 
 *Group Buffer*: a group gets the next serial number and is appended to the buffers of all its members in one step, and
@@ -334,6 +335,23 @@ class GroupGenerator:
                 while lane.queue:
                     self._find_group(lane.queue.popitem(last=False)[1])
         return self._take_messages()
+
+    def evict(self, worker: int, reason: str, now_s: float) -> Sequence[Message]:
+        """A worker is known to be gone before its lease is over. Ignored if it is not a member."""
+        self._now_s = max(self._now_s, now_s)
+        if worker in self._workers:
+            self._evict(self._workers[worker], reason)
+        return self._take_messages()
+
+    def advance(self, epoch: int, serial: int) -> None:
+        """Use no epoch and no serial number below these from now on."""
+        self.epoch = max(self.epoch, epoch)
+        self._next_serial = max(self._next_serial, serial)
+
+    def take_serial(self) -> int:
+        """Return a serial number for an operation that is none of the generator's, in one order with its groups."""
+        self._next_serial += 1
+        return self._next_serial - 1
 
     # Questions
 

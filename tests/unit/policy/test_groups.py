@@ -511,3 +511,29 @@ def test_nothing_ends_a_wait_without_deadlines() -> None:
     machine.request(0, 1.0, 1)
     assert machine.tick(1e9) == []
     assert machine.next_tick_s == math.inf
+
+
+# What a service needs besides
+
+
+def test_a_worker_that_is_known_to_be_gone_is_evicted_at_once() -> None:
+    machine = generator(3)
+    machine.request(0, 1.0, 1)
+    [start] = machine.request(1, 1.0, 1)
+    [abort] = machine.evict(0, "has crashed", 1.1)
+    assert abort == Abort(start.serial, 1, (1,), "worker 0 (host host0) has crashed")
+    assert machine.phase(0) is Phase.DEAD
+    assert machine.phase(1) is Phase.COMPUTE
+    assert machine.epoch == 2
+    assert machine.evict(0, "has crashed", 1.2) == machine.evict(77, "never was", 1.2) == []
+    assert machine.epoch == 2
+
+
+def test_serials_for_other_operations_are_in_one_order_with_groups() -> None:
+    machine = generator(2)
+    machine.advance(epoch=1000, serial=50)
+    machine.advance(epoch=5, serial=5)
+    assert machine.take_serial() == 50
+    machine.request(0, 1.0, 1)
+    assert machine.request(1, 1.0, 1) == [Start(51, 1000, (0, 1))]
+    assert machine.take_serial() == 52

@@ -1,0 +1,147 @@
+"""The averages of all workers: asked for by workers, to give a newcomer its weights, and the last one. Pure.
+
+One average is under way at a time, because each worker executes them in the order of their serial numbers. Who asks
+while one is under way receives the next. It fails if a receiver could not finish it, a member has gone or it takes too
+long. Then it is made again with those that are left, under a new serial number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from paceline.train.decentralized.generator.messages import Abort, Average, Commit, ToWorker
+
+MAX_ATTEMPTS = 5
+"""So often an average is made for the same receivers before it is given up."""
+
+
+class _Running:
+    def __init__(self, average: Average, attempt: int, now_s: float) -> None:
+        self.average = average
+        self.attempt = attempt
+        self.since_s = now_s
+        self.unfinished = set(average.members)
+        self.failed: set[int] = set()
+
+
+class Averages:
+    """Who waits for an average, and the one that is under way. Workers are told through ``send``."""
+
+    def __init__(
+        self, take_serial: Callable[[], int], send: Callable[[Iterable[int], ToWorker], None], longest_s: float
+    ) -> None:
+        self._take_serial = take_serial
+        self._send = send
+        self._longest_s = longest_s
+        self._running: _Running | None = None
+        self._waiting: set[int] = set()
+        self._attempt = 0  # of what waits, if it has failed
+        self._replaces: int | None = None
+        self.had_final: set[int] = set()
+        """The workers whose final average has ended, well or not."""
+
+    # Wishes
+
+    def ask(self, worker: int) -> None:
+        """The worker wants the mean of all workers. If it is asking already, once is enough."""
+        self._waiting.add(worker)
+
+    def withdraw(self, worker: int) -> None:
+        """The worker needs no average any more."""
+        self._waiting.discard(worker)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether one is under way, so that no other can start."""
+        return self._running is not None
+
+    @property
+    def waiting(self) -> set[int]:
+        """The workers that have asked, for an average that has not started."""
+        return set(self._waiting)
+
+    def start(
+        self, contributors: Iterable[int], addresses: Mapping[int, str], epoch: int, now_s: float, *, final: bool
+    ) -> None:
+        """Start one for those that wait, or a final one for all. ``addresses`` has all workers that are connected."""
+        receivers = set(addresses) if final else self._waiting & set(addresses)
+        if not receivers:
+            return
+        members = sorted({*contributors, *receivers})
+        average = Average(
+            self._take_serial(),
+            epoch,
+            tuple(members),
+            tuple(addresses[member] for member in members),
+            tuple(sorted(contributors)),
+            tuple(sorted(receivers)),
+            final,
+            self._replaces,
+        )
+        self._running = _Running(average, self._attempt + 1, now_s)
+        self._attempt, self._replaces = 0, None
+        self._waiting -= receivers
+        self._send(members, average)
+
+    # What becomes of it
+
+    def finished(self, worker: int, serial: int, ok: bool) -> None:
+        """A member is done. Ignored if it is none, or has said so already."""
+        running = self._running
+        if running is None or running.average.serial != serial or worker not in running.unfinished:
+            return
+        running.unfinished.discard(worker)
+        if not ok and worker in running.average.receivers:
+            running.failed.add(worker)
+        if not running.unfinished:
+            self._end(running, f"worker {_names(running.failed)} could not finish it")
+
+    def gone(self, worker: int) -> None:
+        """A worker is not there any more."""
+        self._waiting.discard(worker)
+        self.had_final.discard(worker)
+        running = self._running
+        if running is not None and worker in running.average.members:
+            done = worker not in running.unfinished
+            running.unfinished.discard(worker)
+            running.failed.discard(worker)
+            if not done:
+                self._fail(running, f"worker {worker} has gone")
+            elif not running.unfinished:
+                self._end(running, f"worker {_names(running.failed)} could not finish it")
+
+    def tick(self, now_s: float) -> None:
+        """Give up an average that takes too long."""
+        running = self._running
+        if running is not None and running.since_s + self._longest_s <= now_s:
+            late = _names(running.unfinished)
+            self._fail(running, f"worker {late} did not finish it within {now_s - running.since_s:.1f} s")
+
+    @property
+    def next_tick_s(self) -> float:
+        """When :meth:`tick` next has something to do."""
+        return self._running.since_s + self._longest_s if self._running else math.inf
+
+    def _fail(self, running: _Running, reason: str) -> None:
+        """Members that are still at it would wait for one another."""
+        running.failed |= running.unfinished & set(running.average.receivers)
+        self._end(running, reason)
+
+    def _end(self, running: _Running, reason: str) -> None:
+        average, self._running = running.average, None
+        if not running.failed and not running.unfinished:
+            self._send(average.members, Commit(average.serial))
+        elif running.failed and running.attempt < MAX_ATTEMPTS:
+            self._attempt, self._replaces = running.attempt, average.serial
+            self._waiting |= running.failed
+            return
+        else:
+            told = average.members if average.final else running.failed | running.unfinished
+            self._send(told, Abort(average.serial, f"average of all workers, attempt {running.attempt}: {reason}"))
+        if average.final:
+            self.had_final |= set(average.members)
+
+
+def _names(workers: Iterable[int]) -> str:
+    return ", ".join(str(worker) for worker in sorted(workers))
