@@ -47,7 +47,6 @@ class Mesh(ABC):
     def close(self) -> None:
         """Part from the others. No operation may be under way."""
 
-
     def join(self, worker: int) -> None:  # noqa: B027  # ranks of a group have their numbers
         """Take the number that the generator has given this worker."""
 

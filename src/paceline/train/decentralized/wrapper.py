@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from paceline.config import Config
 from paceline.errors import UsageError
-from paceline.train.decentralized.mesh import GroupMesh
+from paceline.train.decentralized.generator.messages import MAX_WORKERS
+from paceline.train.decentralized.generator.secret import read_secret
+from paceline.train.decentralized.mesh import GroupMesh, OpenMesh
 from paceline.train.decentralized.schemes import find_scheme
-from paceline.train.decentralized.schemes.scheme import Scheme, Statistics, Worker, check_options
+from paceline.train.decentralized.schemes.scheme import GeneratorPlace, Scheme, Statistics, Worker, check_options
 from paceline.train.decentralized.weights import Weights
 from paceline.train.shared import checks, ownership
 
@@ -38,6 +42,10 @@ class Decentralized(nn.Module):
     ``options`` are the scheme's. ``finish()`` ends the training: then every worker has the mean of all workers'
     weights. Workers need not make the same number of steps.
 
+    Workers are the ranks of ``process_group`` (by default, all). With ``generator="host:port"`` there is no process
+    group: workers come and go, and find each other through ``paceline generator``, which runs there. They know its
+    ``secret_file`` (by default, PACELINE_SECRET_FILE). A newcomer starts with the others' mean.
+
     ``total_steps`` ends the training when all workers together have made so many steps: ``done`` becomes true.
     ``average_state=True`` averages the optimizer's state, as momentum, with the weights. ``init_sync=False`` keeps
     weights that differ from rank 0's. ``timeout_s`` is how long ``finish()`` waits for the others.
@@ -50,6 +58,8 @@ class Decentralized(nn.Module):
         process_group: Any = None,
         *,
         scheme: str = "ripples",
+        generator: str | None = None,
+        secret_file: str | Path | None = None,
         total_steps: int | None = None,
         average_state: bool = False,
         init_sync: bool = True,
@@ -69,12 +79,15 @@ class Decentralized(nn.Module):
         self.training = module.training
         self._open = True
         weights = Weights(module, optimizer, average_state=average_state)
-        mesh = _mesh(process_group)
-        if mesh.num_workers > 1:
+        place = (
+            None if generator is None else _generator_place(generator, secret_file, process_group, scheme, total_steps)
+        )
+        mesh = _group_mesh(process_group) if place is None else OpenMesh(place.secret, MAX_WORKERS)
+        if isinstance(mesh, GroupMesh) and mesh.num_workers > 1:
             checks.check_alike(module, mesh.group)
             if init_sync:
                 _copy_from_first(module, mesh)
-        self._worker = Worker(mesh, weights, optimizer, total_steps, timeout_s)
+        self._worker = Worker(mesh, weights, optimizer, total_steps, timeout_s, place)
         self._scheme: Scheme = kind(self._worker, **options)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -167,7 +180,25 @@ class Decentralized(nn.Module):
         return copy.deepcopy(self.module, memo)
 
 
-def _mesh(process_group: Any) -> GroupMesh:
+def _generator_place(
+    generator: str, secret_file: str | Path | None, process_group: Any, scheme: str, total_steps: int | None
+) -> GeneratorPlace:
+    if process_group is not None:
+        raise UsageError("give a process_group or a generator, not both: with a generator workers come and go")
+    if scheme != "ripples":
+        raise UsageError(f'scheme {scheme!r} needs a process group: only "ripples" runs with generator=')
+    if total_steps is not None:
+        raise UsageError("with generator= the steps are counted there: paceline generator --total-steps")
+    file = secret_file or Config.from_environment().secret_file
+    if file is None:
+        raise UsageError(
+            "generator= needs the job's secret: pass secret_file=, or set PACELINE_SECRET_FILE, to the file that "
+            "paceline generator has made"
+        )
+    return GeneratorPlace(generator, read_secret(Path(file)))
+
+
+def _group_mesh(process_group: Any) -> GroupMesh:
     if not dist.is_initialized():
         raise UsageError("there is no process group: call torch.distributed.init_process_group() first")
     parent = process_group if process_group is not None else dist.group.WORLD

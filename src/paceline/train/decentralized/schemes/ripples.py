@@ -310,7 +310,7 @@ class Ripples(Scheme):
         ):
             average, vector = self._global
             self._global = None
-            # Where the generator is lost behind the last average, others have it, too: there is nothing more to wait for.
+            # A generator that is lost behind the last average leaves nothing to wait for: the others have it, too.
             if isinstance(message, Commit) or (isinstance(message, Detached) and average.final):
                 self._take(average, vector)
 
