@@ -84,7 +84,7 @@ def training(
     if json is not None and not json.absolute().parent.is_dir():
         raise UsageError(f"cannot write {json}: there is no folder {json.absolute().parent}")
     if lab is not None and ranks is not None:
-        raise UsageError(f"{lab} has a rank on each of its hosts; leave --ranks out")
+        raise UsageError(f"{lab} says how many ranks there are; leave --ranks out")
     cluster = Cluster.preset(lab or _NOMINAL)
     profile = load_profile(model)
     replay = Replay(
