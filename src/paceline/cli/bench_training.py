@@ -85,7 +85,7 @@ def training(
         raise UsageError(f"cannot write {json}: there is no folder {json.absolute().parent}")
     if lab is not None and ranks is not None:
         raise UsageError(f"{lab} says how many ranks there are; leave --ranks out")
-    cluster = Cluster.preset(lab or _NOMINAL)
+    cluster = Cluster.named(lab or _NOMINAL)
     profile = load_profile(model)
     replay = Replay(
         profile=profile,
@@ -156,7 +156,7 @@ def _place(lab: str | None) -> Iterator[tuple[Lab | None, Seen]]:
         if lab is not None:
             from paceline.lab import Lab
 
-            place = stack.enter_context(Lab.preset(lab))
+            place = stack.enter_context(Lab(cluster=Cluster.named(lab)))
         yield place, seen
 
 

@@ -23,6 +23,7 @@ A cluster comes from a preset name, a TOML or JSON file (the fields of :class:`H
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -120,6 +121,17 @@ class Cluster:
         if name not in PRESETS:
             raise UsageError(f"there is no cluster {name!r}; presets are {', '.join(PRESETS)}; or name a file")
         return PRESETS[name]()
+
+    @classmethod
+    def named(cls, name: str) -> Cluster:
+        """One of :data:`PRESETS`, or the cluster of a .toml or .json file."""
+        if name in PRESETS:
+            return cls.preset(name)
+        if Path(name).suffix in (".toml", ".json") or os.path.exists(name):
+            return cls.load(name)
+        raise UsageError(
+            f"there is no cluster {name!r}: presets are {', '.join(PRESETS)}; or name a .toml or .json file"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -285,9 +297,7 @@ def _typed(content: Mapping[str, Any], key: str, kind: type | tuple[type, ...], 
     return value
 
 
-def _lan(
-    num_hosts: int, up: str, down: str, name: str, note: str, *, ranks_per_host: int = 1
-) -> Callable[[], Cluster]:
+def _lan(num_hosts: int, up: str, down: str, name: str, note: str, *, ranks_per_host: int = 1) -> Callable[[], Cluster]:
     host = Host(parse_rate(up), parse_rate(down), 100e-6, LOCAL_RATE_BYTES_PER_S, LOCAL_LATENCY_S)
     fixed: dict[str, Any] = {"name": name, "note": note, "wire_factor": ETHERNET_WIRE_FACTOR, "multicast": True}
     fixed["ranks_per_host"] = ranks_per_host

@@ -41,8 +41,9 @@ class Lab:
     """Emulated hosts, joined by a switch; use it in a ``with`` statement.
 
     ``hosts``, ``up``, ``down`` (like "500mbit", or bytes a second) and ``ranks_per_host`` describe equal hosts, whose
-    ranks are numbered host by host; ``cluster`` describes any instead of them. ``loss`` is the share of packets lost on the way to a host; ``late`` says by how many seconds a
-    rank is late, for programs that ask :func:`paceline.lab.late_s`.
+    ranks are numbered host by host; ``cluster`` describes any instead of them. ``loss`` is the share of packets lost on
+    the way to a host; ``late`` says by how many seconds a rank is late, for programs that ask
+    :func:`paceline.lab.late_s`.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class Lab:
     ) -> None:
         if cluster is None:
             cluster = _equal_hosts(hosts, ranks_per_host, _rate(up), _rate(down))
+        elif ranks_per_host != 1:
+            raise UsageError(f"{cluster.name} says how many ranks its hosts have; leave ranks_per_host out")
         elif len(cluster.hosts) > MAX_HOSTS or cluster.num_ranks > MAX_RANKS:
             raise UsageError(
                 f"{cluster.name} has {len(cluster.hosts)} hosts with {cluster.num_ranks} ranks in all, and a lab at "

@@ -84,7 +84,9 @@ class Network:
 
     def _make_links(self, cluster: Cluster, loss: float) -> None:
         self._finish(self._command(0, "ip", links.switch_lines(self.pids)))
-        down = [links.shaping_line(links.port(place), host.down_bytes_per_s) for place, host in enumerate(cluster.hosts)]
+        down = [
+            links.shaping_line(links.port(place), host.down_bytes_per_s) for place, host in enumerate(cluster.hosts)
+        ]
         up = [links.shaping_line(links.INTERFACE, host.up_bytes_per_s) for host in cluster.hosts]
         tc = {0: "".join(down), **{1 + host: line + links.loss_lines(loss) for host, line in enumerate(up)}}
         ip = {1 + host: links.host_lines(host, lossy=loss > 0) for host in range(len(up))}
@@ -94,7 +96,7 @@ class Network:
                 self._finish(command)
 
     def _command(self, place: int, name: str, text: str) -> Popen:
-        """Start ``ip`` or ``tc``, fed with these lines, in the network of the switch (0) or of a host (1 + its number)."""
+        """Start ``ip`` or ``tc``, fed with these lines, in the network of the switch (0) or a host (1 + its number)."""
         process = popen_inside(
             self._pidfds[place],
             keeper.CLONE_NEWNET,

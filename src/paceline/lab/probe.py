@@ -22,7 +22,7 @@ ROUNDS = 4
 
 
 def shares(lab: Lab, flows: Sequence[tuple[int, int]], size_bytes: int, rounds: int) -> list[float]:
-    """The share of the limit in each round of these flows between hosts (source, destination) at once; one a port at most."""
+    """The share of the limit in each round of these flows (from host, to host) at once; one a port at most."""
     to = dict(flows)
     parts = [
         _part(lab, host, size_bytes, host in to.values(), to.get(host))

@@ -105,6 +105,7 @@ def test_equal_hosts_are_those_of_the_preset() -> None:
         ({"ranks_per_host": -1}, "at least 1 rank, not -1"),
         ({"hosts": 64, "ranks_per_host": 5}, "at most 256 ranks.* 320, which are 5 on each of 64 hosts"),
         ({"hosts": 1, "ranks_per_host": 10**9}, "at most 256 ranks"),
+        ({"cluster": Cluster.preset("lan4"), "ranks_per_host": 2}, "leave ranks_per_host out"),
         ({"cluster": Cluster.uniform(255)}, "255 hosts with 255 ranks in all, and a lab at most 254 hosts"),
         ({"cluster": Cluster.uniform(2, ranks_per_host=129)}, "2 hosts with 258 ranks in all"),
     ],
