@@ -51,7 +51,7 @@ def measure(scenario: str, groups: int) -> dict[str, list[float]]:
 
     command = [sys.executable, str(Path(__file__).resolve()), "--rank-process", "--groups", str(groups)]
     with Lab.preset(scenario) as lab:
-        ranks = [host.popen(command, stdout=subprocess.PIPE, text=True) for host in lab.hosts]
+        ranks = [rank.popen(command, stdout=subprocess.PIPE, text=True) for rank in lab.ranks]
         with ThreadPoolExecutor(len(ranks)) as readers:
             said = list(readers.map(lambda rank: rank.communicate(timeout=900)[0].splitlines(), ranks))
         if any(rank.returncode for rank in ranks):

@@ -192,7 +192,7 @@ def run(row: Row, reps: int, size_bytes: int, collectives: int) -> tuple[list[Tu
     command = [sys.executable, str(Path(__file__).resolve()), "--rank-process", json.dumps(task)]
     env = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     with Lab(hosts=row.ranks) as lab:
-        ranks = [host.popen(command, env=env, stdout=subprocess.PIPE, text=True) for host in lab.hosts]
+        ranks = [rank.popen(command, env=env, stdout=subprocess.PIPE, text=True) for rank in lab.ranks]
         with ThreadPoolExecutor(row.ranks) as readers:  # all at once: a rank with a full pipe stops
             said = list(readers.map(lambda rank: rank.communicate(timeout=900)[0].splitlines(), ranks))
         if any(rank.returncode for rank in ranks):

@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
         from paceline.lab import Lab
 
         with Lab.preset(options.scenario) as lab:
-            said = _read([host.popen(command, stdout=subprocess.PIPE, text=True) for host in lab.hosts])
+            said = _read([rank.popen(command, stdout=subprocess.PIPE, text=True) for rank in lab.ranks])
     events: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for lines in said:
         for turn, name, called, ended in map(json.loads, lines):

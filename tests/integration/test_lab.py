@@ -200,11 +200,12 @@ def test_nothing_is_left_however_the_lab_ends(number: int, code: int) -> None:
     daemon = (
         f"trap '' INT TERM HUP; setsid sh -c 'sleep 3600; : {tag}' & readlink /proc/self/ns/net; sleep 3600; : {tag}"
     )
-    lab = subprocess.Popen([*CLI, "--hosts", "2", "--", "sh", "-c", daemon], stdout=subprocess.PIPE, text=True)
+    command = [*CLI, "--hosts", "2", "--ranks-per-host", "2", "--", "sh", "-c", daemon]
+    lab = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert lab.stdout is not None
-    namespaces = {lab.stdout.readline().split()[1] for _ in range(2)}
+    namespaces = {lab.stdout.readline().split()[1] for _ in range(4)}
     assert len(namespaces) == 2
-    assert len(_left_over(tag, set())) >= 4
+    assert len(_left_over(tag, set())) >= 8
     lab.send_signal(number)
     assert lab.wait(15) == code
     _wait_until_nothing_is_left(tag, namespaces)
@@ -314,6 +315,12 @@ def test_no_flow_outruns_its_link(lab: Lab) -> None:
         (["--loss", "100%", "--", "true"], "--loss is a share"),
         (["--scenario", "lan9", "--", "true"], "there is no cluster 'lan9'"),
         (["--scenario", "lan8", "--hosts", "4", "--", "true"], "leave the others out"),
+        (["--scenario", "lan8", "--ranks-per-host", "2", "--", "true"], "leave the others out"),
+        (["--ranks-per-host", "0", "--", "true"], "at least 1 rank, not 0"),
+        (["--ranks-per-host", "-2", "--", "true"], "at least 1 rank, not -2"),
+        (["--ranks-per-host", "33", "--", "true"], "at most 256 ranks"),
+        (["--ranks-per-host", "1.5", "--", "true"], "'--ranks-per-host'"),
+        (["--hosts", "2", "--ranks-per-host", "2", "--late", "4:1s", "--", "true"], "the ranks are 0 to 3"),
         (["--hosts", "2", "--late", "1", "--", "true"], "RANK:DURATION"),
         (["--hosts", "2"], "Missing argument"),
     ],

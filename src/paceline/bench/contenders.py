@@ -75,7 +75,7 @@ class Contender:
             return
         for rank in range(num_ranks):
             command = [sys.executable, str(program), str(address), str(rank)]
-            yield lab.hosts[rank].popen(command, **how) if lab else subprocess.Popen(command, **how)
+            yield lab.ranks[rank].popen(command, **how) if lab else subprocess.Popen(command, **how)
 
 
 def free_port(index: int, lab: Lab | None) -> int:

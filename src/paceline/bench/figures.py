@@ -49,14 +49,23 @@ def bus_factor(operation: Operation, num_ranks: int) -> float:
 def limit_s(
     operation: Operation, cluster: Cluster, size_bytes: int, late_s: Mapping[int, float] | None = None
 ) -> float | None:
-    """Seconds that the bytes need to cross the busiest port, headers included; None for a barrier, which has none.
+    """Seconds that the bytes need to cross the busiest port, headers included.
+
+    None where no byte crosses one: for a barrier, and on a single host.
 
     With late ranks, those that remain after the last has arrived.
     """
-    if operation is Operation.BARRIER:
+    num_hosts = len(cluster.hosts)
+    if operation is Operation.BARRIER or num_hosts == 1:
         return None
     if operation is Operation.SEND_RECV:
-        return float(size_bytes / np.minimum(cluster.arrays.up, cluster.arrays.down).min())
+        source = cluster.arrays.host
+        destination = np.roll(source, -1)  # each rank sends to the next one
+        crosses = source != destination
+        sent, received = (np.bincount(ends[crosses], minlength=num_hosts) for ends in (source, destination))
+        up = np.array([host.up_bytes_per_s for host in cluster.hosts])
+        down = np.array([host.down_bytes_per_s for host in cluster.hosts])
+        return float(size_bytes * cluster.wire_factor * np.maximum(sent / up, received / down).max())
     # Start-ups of a cluster are assumed, its rates are set: the limit is of bytes alone.
     hosts = tuple(replace(host, latency_s=0.0, local_latency_s=0.0) for host in cluster.hosts)
     collective = Collective(Kind(operation.value), cluster.num_ranks)

@@ -113,7 +113,7 @@ def _place(lab: str | None, num_ranks: int) -> Iterator[Lab | None]:
         return
     from paceline.lab import Lab
 
-    cluster = Cluster.preset(lab)
+    cluster = Cluster.named(lab)
     with Lab(cluster=cluster if cluster.num_ranks == num_ranks else cluster.resized(num_ranks)) as place:
         yield place
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from paceline.bench import peers
 from paceline.bench.measure import Question, check_lab, measure
 from paceline.bench.results import Results
+from paceline.ir.cluster import Cluster
 
 
 def run(question: Question, lab: str | None = None, *, install: bool = True) -> Results:
@@ -27,7 +28,7 @@ def run(question: Question, lab: str | None = None, *, install: bool = True) -> 
         if lab is not None:
             from paceline.lab import Lab
 
-            place = stack.enter_context(Lab.preset(lab))
+            place = stack.enter_context(Lab(cluster=Cluster.named(lab)))
         return measure(question, place, stack.enter_context(progress(errors)))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.ir.cluster import PRESETS, Cluster
@@ -24,14 +22,7 @@ def read_cluster(cluster: str | None, ranks: int | None) -> Cluster:
     """The cluster asked for, checked against the number of ranks asked for."""
     if cluster is None:
         return Cluster.uniform(8 if ranks is None else ranks, name="10 GbE", multicast=True)
-    if cluster in PRESETS:
-        found = Cluster.preset(cluster)
-    elif Path(cluster).suffix in (".toml", ".json") or os.path.exists(cluster):
-        found = Cluster.load(cluster)
-    else:
-        raise UsageError(
-            f"there is no cluster {cluster!r}: presets are {', '.join(PRESETS)}; or name a .toml or .json file"
-        )
+    found = Cluster.named(cluster)
     if ranks is not None and ranks != found.num_ranks:
         raise UsageError(
             f"{found.name} has {found.num_ranks} ranks, not {ranks}; leave --ranks out or change the cluster"

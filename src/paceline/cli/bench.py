@@ -33,6 +33,9 @@ LATE_PEERS = ("ring", "messages", *PEERS)
 """With late ranks: our own ring, and Paceline over Gloo's messages, too."""
 
 _DEFAULT_LATE_PEERS = "ring,messages,gloo"
+LAB_HELP = (
+    "Measure between the lab's hosts, like lan8 or lan2x4, or of a TOML/JSON file (needs root). Default: this host."
+)
 LATE_HELP = "Measure what remains after the last rank has arrived; several times, or with commas. An allreduce only."
 _WIDTH = 150  # a table of figures is worth nothing with its figures cut off
 
@@ -42,12 +45,8 @@ def bench(
     sizes: Annotated[
         str, typer.Option(help="FIRST:LAST in factors of 4, FIRST:LAST:xFACTOR, or a list with commas.")
     ] = "4KB:64MB",
-    ranks: Annotated[
-        int | None, typer.Option(help="Number of ranks. Default: 2, or one on each host of the lab.")
-    ] = None,
-    lab: Annotated[
-        str | None, typer.Option(help="Measure between the lab's hosts, like lan8 (needs root). Default: this host.")
-    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="Number of ranks. Default: 2, or those of the lab.")] = None,
+    lab: Annotated[str | None, typer.Option("--lab", "--cluster", help=LAB_HELP)] = None,
     backend: Annotated[str, typer.Option(help="The subject: a torch.distributed backend.")] = "paceline",
     peers: Annotated[
         str | None, typer.Option(help="gloo, openmpi, mpich, with commas; or none. Default: gloo.", metavar="NAMES")
@@ -179,10 +178,12 @@ def _pause(sleep: str | None, compute: str | None) -> Pause | None:
 def _num_ranks(ranks: int | None, lab: str | None, late_sweep: str | None) -> int:
     if lab is None:
         return (4 if late_sweep else 2) if ranks is None else ranks
-    hosts = Cluster.preset(lab).num_ranks
-    if ranks not in (None, hosts):
-        raise UsageError(f"{lab} has {hosts} hosts with a rank each, not {ranks}; leave --ranks out")
-    return hosts
+    cluster = Cluster.named(lab)
+    if ranks not in (None, cluster.num_ranks):
+        raise UsageError(
+            f"{lab} has {cluster.num_ranks} ranks on {len(cluster.hosts)} hosts, not {ranks}; leave --ranks out"
+        )
+    return cluster.num_ranks
 
 
 def _peers(names: str | None, backend: str) -> list[Contender]:

@@ -87,8 +87,8 @@ def training(
     if json is not None and not json.absolute().parent.is_dir():
         raise UsageError(f"cannot write {json}: there is no folder {json.absolute().parent}")
     if lab is not None and ranks is not None:
-        raise UsageError(f"{lab} has a rank on each of its hosts; leave --ranks out")
-    cluster = Cluster.preset(lab or _NOMINAL)
+        raise UsageError(f"{lab} says how many ranks there are; leave --ranks out")
+    cluster = Cluster.named(lab or _NOMINAL)
     profile = load_profile(model)
     replay = Replay(
         profile=profile,
@@ -160,7 +160,7 @@ def _place(lab: str | None) -> Iterator[tuple[Lab | None, Seen]]:
         if lab is not None:
             from paceline.lab import Lab
 
-            place = stack.enter_context(Lab.preset(lab))
+            place = stack.enter_context(Lab(cluster=Cluster.named(lab)))
         yield place, seen
 
 

@@ -45,7 +45,7 @@ def open_stage(place: Place, num_ranks: int, rate_bytes_per_s: float) -> Iterato
         return
     with Lab(num_ranks, rate_bytes_per_s, rate_bytes_per_s) as lab:
         yield Stage(
-            lambda rank, args, **options: lab.hosts[rank].popen(args, **options),
+            lambda rank, args, **options: lab.ranks[rank].popen(args, **options),
             0,
             f"{num_ranks} emulated hosts on links of {rate} each way, one rank each",
         )

@@ -23,6 +23,7 @@ A cluster comes from a preset name, a TOML or JSON file (the fields of :class:`H
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,10 @@ FloatArray = npt.NDArray[np.float64]
 
 ETHERNET_WIRE_FACTOR = 1514 / 1448
 """Bytes on the wire a byte of payload: TCP over Ethernet at MTU 1500."""
+
+LOCAL_RATE_BYTES_PER_S = 4e9
+LOCAL_LATENCY_S = 5e-6
+"""Ranks of one host, where nothing was measured: what a core copies, and what a frame costs."""
 
 _MAX_CLUSTER_FILE_BYTES = 1 << 20
 _LONGEST_S = 1e9
@@ -116,6 +121,17 @@ class Cluster:
         if name not in PRESETS:
             raise UsageError(f"there is no cluster {name!r}; presets are {', '.join(PRESETS)}; or name a file")
         return PRESETS[name]()
+
+    @classmethod
+    def named(cls, name: str) -> Cluster:
+        """One of :data:`PRESETS`, or the cluster of a .toml or .json file."""
+        if name in PRESETS:
+            return cls.preset(name)
+        if Path(name).suffix in (".toml", ".json") or os.path.exists(name):
+            return cls.load(name)
+        raise UsageError(
+            f"there is no cluster {name!r}: presets are {', '.join(PRESETS)}; or name a .toml or .json file"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -281,16 +297,21 @@ def _typed(content: Mapping[str, Any], key: str, kind: type | tuple[type, ...], 
     return value
 
 
-def _lan(num_hosts: int, up: str, down: str, name: str, note: str) -> Callable[[], Cluster]:
-    host = Host(parse_rate(up), parse_rate(down), latency_s=100e-6)
+def _lan(num_hosts: int, up: str, down: str, name: str, note: str, *, ranks_per_host: int = 1) -> Callable[[], Cluster]:
+    host = Host(parse_rate(up), parse_rate(down), 100e-6, LOCAL_RATE_BYTES_PER_S, LOCAL_LATENCY_S)
     fixed: dict[str, Any] = {"name": name, "note": note, "wire_factor": ETHERNET_WIRE_FACTOR, "multicast": True}
+    fixed["ranks_per_host"] = ranks_per_host
     return lambda: Cluster.uniform(num_hosts, host, **fixed)
 
+
+_SHARED = "1 Gbit/s each way; 4 GB/s and 5 us a message inside a host are assumed"
 
 PRESETS: dict[str, Callable[[], Cluster]] = {
     "lan8": _lan(8, "500mbit", "500mbit", "lan8", "the lab: 8 hosts, 500 Mbit/s each way"),
     "lan4": _lan(4, "1gbit", "1gbit", "lan4", "the lab: 4 hosts, 1 Gbit/s each way"),
     "uplink8": _lan(8, "100mbit", "500mbit", "uplink8", "the lab: 8 hosts, 100 Mbit/s up and 500 down"),
+    "lan4x2": _lan(4, "1gbit", "1gbit", "lan4x2", f"the lab: 4 hosts of 2 ranks, {_SHARED}", ranks_per_host=2),
+    "lan2x4": _lan(2, "1gbit", "1gbit", "lan2x4", f"the lab: 2 hosts of 4 ranks, {_SHARED}", ranks_per_host=4),
     "gpu8": lambda: Cluster.uniform(
         1,
         Host(local_bytes_per_s=450e9, local_latency_s=5e-6),

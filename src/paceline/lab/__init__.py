@@ -1,7 +1,8 @@
 """The lab: hosts in network namespaces on this machine, with real links, rates, losses and late ranks."""
 
 from paceline.lab.available import unavailable
-from paceline.lab.lab import Lab, LabHost
+from paceline.lab.hosts import LabHost, LabRank
+from paceline.lab.lab import Lab
 from paceline.lab.lateness import late_s
 
-__all__ = ["Lab", "LabHost", "late_s", "unavailable"]
+__all__ = ["Lab", "LabHost", "LabRank", "late_s", "unavailable"]

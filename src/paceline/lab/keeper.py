@@ -72,11 +72,11 @@ def _mount(source: str, target: str, kind: str = "", flags: int = 0) -> None:
     _check(_libc.mount(*arguments), f"mount {source} on {target}")
 
 
-def _become_host(rank: int, names: str) -> None:
+def _become_host(number: int, names: str) -> None:
     """Give the calling process a machine of its own, without a network interface so far."""
     unshare(HOST_NAMESPACES & ~CLONE_NEWPID)
     _mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
-    socket.sethostname(f"host{rank}")
+    socket.sethostname(f"host{number}")
     _mount("proc", "/proc", "proc")
     _mount("sysfs", "/sys", "sysfs")
     _mount("tmpfs", "/dev/shm", "tmpfs")
@@ -98,11 +98,11 @@ def _replace(path: str, text: str) -> None:
         _mount(str(source), path, flags=_MS_BIND)
 
 
-def _live_as_host(rank: int, names: str, lifeline: int, ready: int) -> NoReturn:
+def _live_as_host(number: int, names: str, lifeline: int, ready: int) -> NoReturn:
     """The first process of a host: it reaps orphans and waits for the end of the lifeline."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        _become_host(rank, names)
+        _become_host(number, names)
         os.write(ready, b".")
     except OSError as error:
         os.write(ready, f"{error.strerror}\n".encode())
@@ -118,12 +118,12 @@ def keep(owner: int, num_hosts: int, names: str) -> None:
     lifeline, lifeline_held = os.pipe()
     ready, ready_to_write = os.pipe()
     pids = []
-    for rank in range(num_hosts):
+    for number in range(num_hosts):
         unshare(CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
             os.close(lifeline_held)
-            _live_as_host(rank, names, lifeline, ready_to_write)
+            _live_as_host(number, names, lifeline, ready_to_write)
         setns(own_pids, CLONE_NEWPID)
         pids.append(pid)
     os.close(ready_to_write)

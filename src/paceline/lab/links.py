@@ -32,14 +32,14 @@ _DROP, _PASS = 2, 0  # TC_ACT_SHOT, TC_ACT_OK
 _ARP = 0x0806
 
 
-def address(rank: int) -> str:
+def address(host: int) -> str:
     """The IPv4 address of a host: 198.18.0.0/15 is set aside for benchmarks."""
-    return f"198.18.{(rank + 1) // 256}.{(rank + 1) % 256}"
+    return f"198.18.{(host + 1) // 256}.{(host + 1) % 256}"
 
 
-def address6(rank: int) -> str:
+def address6(host: int) -> str:
     """The IPv6 address of a host."""
-    return f"fd00:198:18::{rank + 1:x}"
+    return f"fd00:198:18::{host + 1:x}"
 
 
 def names(num_hosts: int) -> str:
@@ -48,37 +48,37 @@ def names(num_hosts: int) -> str:
     PyTorch's store does that with addresses in their IPv6 form, and complains where there is no answer.
     """
     lines = ["127.0.0.1 localhost", "::1 localhost"]
-    for rank in range(num_hosts):
-        four, six = address(rank), address6(rank)
-        lines += [f"{four} host{rank}", f"::ffff:{four} host{rank}.mapped", f"{six} host{rank}.v6"]
+    for host in range(num_hosts):
+        four, six = address(host), address6(host)
+        lines += [f"{four} host{host}", f"::ffff:{four} host{host}.mapped", f"{six} host{host}.v6"]
     return _text(lines)
 
 
-def port(rank: int) -> str:
+def port(host: int) -> str:
     """The switch's end of a host's link."""
-    return f"port{rank}"
+    return f"port{host}"
 
 
 def switch_lines(pids: list[int]) -> str:
     """For ``ip``, in the switch: a bridge that floods multicast, and a cable to each host."""
     lines = ["link add name switch type bridge mcast_snooping 0", "link set switch up"]
-    for rank, pid in enumerate(pids):
+    for host, pid in enumerate(pids):
         lines += [
-            f"link add {port(rank)} mtu {MTU_BYTES} type veth peer name {INTERFACE} mtu {MTU_BYTES} netns {pid}",
-            f"link set {port(rank)} master switch up",
+            f"link add {port(host)} mtu {MTU_BYTES} type veth peer name {INTERFACE} mtu {MTU_BYTES} netns {pid}",
+            f"link set {port(host)} master switch up",
         ]
     return _text(lines)
 
 
-def host_lines(rank: int, *, lossy: bool) -> str:
+def host_lines(host: int, *, lossy: bool) -> str:
     """For ``ip``, in a host. On a lossy link TCP sends packet by packet, as each can be lost."""
     gso = "gso_max_segs 1" if lossy else f"gso_max_size {GSO_BYTES}"
     return _text(
         [
             "link set lo up",
             f"link set {INTERFACE} {gso}",
-            f"addr add {address(rank)}/15 dev {INTERFACE}",
-            f"addr add {address6(rank)}/64 dev {INTERFACE} nodad",
+            f"addr add {address(host)}/15 dev {INTERFACE}",
+            f"addr add {address6(host)}/64 dev {INTERFACE} nodad",
             f"link set {INTERFACE} up",
             f"route add 224.0.0.0/4 dev {INTERFACE}",
         ]

@@ -19,10 +19,10 @@ _PATIENCE_S = 10.0  # for what takes the kernel milliseconds
 
 
 class Network:
-    """A switch and a host for each rank of a cluster, from the moment this is made until :meth:`close`."""
+    """A switch and the hosts of a cluster, from the moment this is made until :meth:`close`."""
 
     def __init__(self, cluster: Cluster, loss: float) -> None:
-        num_hosts = cluster.num_ranks
+        num_hosts = len(cluster.hosts)
         command = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(os.getpid()), str(num_hosts)]
         self._pidfds: list[int] = []  # the keeper's, who is the switch, and each host's
         self._keeper: Popen = subprocess.Popen(
@@ -40,24 +40,24 @@ class Network:
             self.close()
             raise
 
-    def popen(self, rank: int, args: Sequence[str], started: Callable[[Popen], None], **options: Any) -> Popen:
+    def popen(self, host: int, args: Sequence[str], started: Callable[[Popen], None], **options: Any) -> Popen:
         """Start a process inside a host."""
         try:
-            return popen_inside(self._pidfds[1 + rank], keeper.HOST_NAMESPACES, args, started=started, **options)
+            return popen_inside(self._pidfds[1 + host], keeper.HOST_NAMESPACES, args, started=started, **options)
         except ProcessLookupError:
-            raise LabError(f"host {rank} is gone: somebody has killed the lab's keeper; make a new lab") from None
+            raise LabError(f"host {host} is gone: somebody has killed the lab's keeper; make a new lab") from None
 
-    def set_up_rate(self, rank: int, bytes_per_s: float) -> None:
+    def set_up_rate(self, host: int, bytes_per_s: float) -> None:
         """Shape what leaves a host."""
-        self._finish(self._command(1 + rank, "tc", links.shaping_line(links.INTERFACE, bytes_per_s)))
+        self._finish(self._command(1 + host, "tc", links.shaping_line(links.INTERFACE, bytes_per_s)))
 
-    def set_down_rate(self, rank: int, bytes_per_s: float) -> None:
+    def set_down_rate(self, host: int, bytes_per_s: float) -> None:
         """Shape what leaves the switch for a host."""
-        self._finish(self._command(0, "tc", links.shaping_line(links.port(rank), bytes_per_s)))
+        self._finish(self._command(0, "tc", links.shaping_line(links.port(host), bytes_per_s)))
 
-    def set_link(self, rank: int, state: str) -> None:
+    def set_link(self, host: int, state: str) -> None:
         """Take the link of a host "down" or "up"."""
-        self._finish(self._command(0, "ip", f"link set {links.port(rank)} {state}\n"))
+        self._finish(self._command(0, "ip", f"link set {links.port(host)} {state}\n"))
 
     def close(self) -> None:
         """End what still runs in the hosts, and the hosts. Processes we started must have been waited for."""
@@ -84,17 +84,19 @@ class Network:
 
     def _make_links(self, cluster: Cluster, loss: float) -> None:
         self._finish(self._command(0, "ip", links.switch_lines(self.pids)))
-        down = [links.shaping_line(links.port(rank), host.down_bytes_per_s) for rank, host in enumerate(cluster.hosts)]
+        down = [
+            links.shaping_line(links.port(place), host.down_bytes_per_s) for place, host in enumerate(cluster.hosts)
+        ]
         up = [links.shaping_line(links.INTERFACE, host.up_bytes_per_s) for host in cluster.hosts]
-        tc = {0: "".join(down), **{1 + rank: line + links.loss_lines(loss) for rank, line in enumerate(up)}}
-        ip = {1 + rank: links.host_lines(rank, lossy=loss > 0) for rank in range(len(up))}
+        tc = {0: "".join(down), **{1 + host: line + links.loss_lines(loss) for host, line in enumerate(up)}}
+        ip = {1 + host: links.host_lines(host, lossy=loss > 0) for host in range(len(up))}
         for name, texts in (("ip", ip), ("tc", tc)):
             commands = [self._command(place, name, text) for place, text in texts.items()]
             for command in commands:
                 self._finish(command)
 
     def _command(self, place: int, name: str, text: str) -> Popen:
-        """Start ``ip`` or ``tc``, fed with these lines, in the network of the switch (0) or of a host (1 + rank)."""
+        """Start ``ip`` or ``tc``, fed with these lines, in the network of the switch (0) or a host (1 + its number)."""
         process = popen_inside(
             self._pidfds[place],
             keeper.CLONE_NEWNET,

@@ -22,15 +22,15 @@ ROUNDS = 4
 
 
 def shares(lab: Lab, flows: Sequence[tuple[int, int]], size_bytes: int, rounds: int) -> list[float]:
-    """The share of the limit in each round of these flows (source, destination) at once; one a port at most."""
+    """The share of the limit in each round of these flows (from host, to host) at once; one a port at most."""
     to = dict(flows)
     parts = [
-        _part(lab, rank, size_bytes, rank in to.values(), to.get(rank))
-        for rank in range(lab.cluster.num_ranks)
-        if rank in to or rank in to.values()
+        _part(lab, host, size_bytes, host in to.values(), to.get(host))
+        for host in range(len(lab.cluster.hosts))
+        if host in to or host in to.values()
     ]
-    rates = lab.cluster.arrays
-    limit_s = max(size_bytes / min(rates.up[source], rates.down[destination]) for source, destination in flows)
+    hosts, on_the_wire_bytes = lab.cluster.hosts, size_bytes * lab.cluster.wire_factor
+    limit_s = max(on_the_wire_bytes / min(hosts[one].up_bytes_per_s, hosts[two].down_bytes_per_s) for one, two in flows)
     _hear(parts)
     _tell(parts)
     _hear(parts)
@@ -44,9 +44,9 @@ def shares(lab: Lab, flows: Sequence[tuple[int, int]], size_bytes: int, rounds: 
     return found
 
 
-def _part(lab: Lab, rank: int, size_bytes: int, receives: bool, send_to: int | None) -> Popen:
+def _part(lab: Lab, host: int, size_bytes: int, receives: bool, send_to: int | None) -> Popen:
     address = "" if send_to is None else lab.hosts[send_to].address
-    return lab.hosts[rank].popen(
+    return lab.hosts[host].popen(
         [sys.executable, "-I", "-S", str(Path(flow.__file__)), str(size_bytes), "yes" if receives else "no", address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -71,8 +71,8 @@ def _hear(parts: list[Popen]) -> list[str]:
 def main(presets: Sequence[str]) -> None:
     """Print a line for each preset and kind of flow."""
     for preset in presets or ("lan8", "lan4"):
-        num_hosts = Lab.preset(preset).cluster.num_ranks
-        ring = [(rank, (rank + 1) % num_hosts) for rank in range(num_hosts)]
+        num_hosts = len(Lab.preset(preset).cluster.hosts)
+        ring = [(host, (host + 1) % num_hosts) for host in range(num_hosts)]
         for words, flows in (("one flow", ring[:1]), (f"ring of {num_hosts} at once", ring)):
             with Lab.preset(preset) as lab:
                 found = shares(lab, flows, SIZE_BYTES, ROUNDS)

@@ -1,4 +1,4 @@
-"""One command on every host: its output behind the rank, its end, and whose fault it was.
+"""One command for every rank: its output behind the rank, its end, and whose fault it was.
 
 a rank fails          the others go on for ``grace_s``; then SIGTERM, and 2 s later SIGKILL
 ``timeout_s`` passes  SIGTERM, and 2 s later SIGKILL
@@ -86,7 +86,7 @@ class _Crowd:
                 args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
             )
         except OSError as error:
-            raise LabError(f"host {rank} cannot run {args[0]!r}: {error.strerror}") from None
+            raise LabError(f"rank {rank} cannot run {args[0]!r}: {error.strerror}") from None
         self._running[rank] = process
         self.errors[rank] = Voice(rank, sys.stderr)
         for pipe, voice in ((process.stdout, Voice(rank, sys.stdout)), (process.stderr, self.errors[rank])):

@@ -12,13 +12,9 @@ from functools import lru_cache
 
 from paceline.algorithms import find, serving
 from paceline.errors import UsageError
-from paceline.ir.cluster import ETHERNET_WIRE_FACTOR, Cluster, Host
+from paceline.ir.cluster import ETHERNET_WIRE_FACTOR, LOCAL_LATENCY_S, LOCAL_RATE_BYTES_PER_S, Cluster, Host
 from paceline.ir.collective import Collective, Kind
 from paceline.policy.planning import Plan, plan, worth_comparing
-
-LOCAL_RATE_BYTES_PER_S = 4e9
-LOCAL_LATENCY_S = 5e-6
-"""Ranks of one host, where nothing was measured: what a core copies, and what a frame costs."""
 
 NOMINAL_RATE_BYTES_PER_S = 1.25e9
 NOMINAL_LATENCY_S = 30e-6

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.bench.figures import Operation, Summary, bus_factor, limit_s
@@ -38,6 +40,7 @@ def test_the_limit_is_of_bytes_alone() -> None:
     assert small is not None
     assert large == pytest.approx(1000 * small)
     assert limit_s(Operation.BARRIER, LAN8, 0) is None
+    assert limit_s(Operation.ALL_REDUCE, Cluster.preset("gpu8"), 64_000_000) is None  # no byte crosses a port
 
 
 def test_a_slow_uplink_is_the_limit() -> None:
@@ -49,3 +52,13 @@ def test_summaries_have_medians_and_quartiles() -> None:
     assert (summary.median_s, summary.lower_quartile_s, summary.upper_quartile_s) == (3.0, 2.0, 4.0)
     assert (summary.min_s, summary.max_s, summary.loop_mean_s, summary.count) == (1.0, 5.0, 3.2, 5)
     assert Summary.of([2.0], 2.0).upper_quartile_s == 2.0
+
+
+def test_ranks_of_a_host_share_its_port() -> None:
+    hosts_of_two, hosts_of_four = Cluster.preset("lan4x2"), Cluster.preset("lan2x4")
+    buffer_s = BUFFER_S / 2  # 1 Gbit/s
+    assert limit_s(Operation.ALL_REDUCE, hosts_of_two, 64_000_000) == pytest.approx(1.5 * buffer_s)
+    assert limit_s(Operation.ALL_REDUCE, hosts_of_four, 64_000_000) == pytest.approx(buffer_s)
+    assert limit_s(Operation.SEND_RECV, hosts_of_four, 64_000_000) == pytest.approx(buffer_s)
+    by_turns = replace(hosts_of_four, host_of=(0, 1) * 4)  # each rank sends to the other host
+    assert limit_s(Operation.SEND_RECV, by_turns, 64_000_000) == pytest.approx(4 * buffer_s)

@@ -121,8 +121,14 @@ def test_a_name_from_a_file_is_printable() -> None:
 
 
 def test_presets() -> None:
-    expected = {"lan8": 8, "lan4": 4, "uplink8": 8, "gpu8": 8, "eth64": 64, "fattree188": 188}
-    assert {name: Cluster.preset(name).num_ranks for name in PRESETS} == expected
+    hosts_and_ranks = {
+        "lan8": (8, 8), "lan4": (4, 4), "uplink8": (8, 8), "lan4x2": (4, 8), "lan2x4": (2, 8),
+        "gpu8": (1, 8), "eth64": (16, 64), "fattree188": (188, 188),
+    }  # fmt: skip
+    found = {name: Cluster.preset(name) for name in PRESETS}
+    assert {name: (len(one.hosts), one.num_ranks) for name, one in found.items()} == hosts_and_ranks
+    assert Cluster.preset("lan4x2").host_of == (0, 0, 1, 1, 2, 2, 3, 3)
+    assert Cluster.preset("lan2x4").hosts[0] == Cluster.preset("lan4").hosts[0]
     assert all(Cluster.preset(name).name == name and Cluster.preset(name).note for name in PRESETS)
     assert Cluster.preset("lan8").hosts[0].up_bytes_per_s == 62.5e6
     with pytest.raises(UsageError, match="there is no cluster 'lan9'"):

@@ -38,7 +38,7 @@ def test_no_loss_needs_no_filter() -> None:
     assert str(round(0.25 * 2**32)) in links.loss_lines(0.25)
 
 
-@pytest.mark.parametrize("name", ["lan8", "lan4", "uplink8"])
+@pytest.mark.parametrize("name", ["lan8", "lan4", "uplink8", "lan4x2", "lan2x4"])
 def test_the_presets_are_labs(name: str) -> None:
     assert Lab.preset(name, late={1: 0.5}).cluster == Cluster.preset(name).with_late({1: 0.5})
 
@@ -61,6 +61,36 @@ def test_the_environment_is_that_of_torchrun() -> None:
     assert environment["MASTER_PORT"].isdecimal()
 
 
+PLACES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR")
+
+
+def _places(lab: Lab) -> list[str]:
+    environments = [lab.environment(rank) for rank in range(lab.cluster.num_ranks)]
+    return [" ".join(environment[name] for name in PLACES) for environment in environments]
+
+
+def test_ranks_are_numbered_host_by_host() -> None:
+    lab = Lab(hosts=3, ranks_per_host=2, late={3: 0.5})
+    assert _places(lab) == [f"{rank} {rank % 2} {rank // 2} 6 2 3 198.18.0.1" for rank in range(6)]
+    assert lab.environment(0)["PACELINE_LAB_LATE"] == lab.environment(5)["PACELINE_LAB_LATE"] == "3:500ms"
+    assert lab.environment(5)["ROLE_RANK"] == "5"
+    assert lab.environment(5)["ROLE_WORLD_SIZE"] == "6"
+    with pytest.raises(UsageError, match="no rank 6; its ranks are 0 to 5"):
+        lab.environment(6)
+
+
+def test_ranks_are_where_a_cluster_has_them() -> None:
+    cluster = Cluster.from_mapping({"hosts": [{"ranks": [2, 3]}, {"ranks": [0]}, {"ranks": [1]}]})
+    assert _places(Lab(cluster=cluster)) == [
+        "0 0 1 4 1 3 198.18.0.2", "1 0 2 4 1 3 198.18.0.2", "2 0 0 4 2 3 198.18.0.2", "3 1 0 4 2 3 198.18.0.2"
+    ]  # fmt: skip
+
+
+def test_equal_hosts_are_those_of_the_preset() -> None:
+    lab, preset = Lab(hosts=2, up="1gbit", down="1gbit", ranks_per_host=4), Cluster.preset("lan2x4")
+    assert (lab.cluster.hosts, lab.cluster.host_of) == (preset.hosts, preset.host_of)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -70,7 +100,14 @@ def test_the_environment_is_that_of_torchrun() -> None:
         ({"loss": 1.0}, "loss is a share"),
         ({"loss": -0.1}, "loss is a share"),
         ({"hosts": 2, "late": {2: 1.0}}, "rank 2 cannot be late"),
-        ({"cluster": Cluster.preset("gpu8")}, "one rank each"),
+        ({"hosts": 2, "ranks_per_host": 2, "late": {4: 1.0}}, "rank 4 cannot be late"),
+        ({"ranks_per_host": 0}, "at least 1 rank, not 0"),
+        ({"ranks_per_host": -1}, "at least 1 rank, not -1"),
+        ({"hosts": 64, "ranks_per_host": 5}, "at most 256 ranks.* 320, which are 5 on each of 64 hosts"),
+        ({"hosts": 1, "ranks_per_host": 10**9}, "at most 256 ranks"),
+        ({"cluster": Cluster.preset("lan4"), "ranks_per_host": 2}, "leave ranks_per_host out"),
+        ({"cluster": Cluster.uniform(255)}, "255 hosts with 255 ranks in all, and a lab at most 254 hosts"),
+        ({"cluster": Cluster.uniform(2, ranks_per_host=129)}, "2 hosts with 258 ranks in all"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], words: str) -> None:
@@ -82,6 +119,7 @@ def test_a_lab_that_does_not_run_says_so() -> None:
     lab = Lab(hosts=2)
     for attempt in (
         lambda: lab.hosts,
+        lambda: lab.ranks,
         lambda: lab.cut(0),
         lambda: lab.set_rate(1, up="1mbit"),
         lambda: lab.run(["true"]),

@@ -57,7 +57,7 @@ def test_a_daemon_that_keeps_the_pipe_does_not_hold_up_the_end(capsys: pytest.Ca
 
 
 def test_a_command_that_is_not_there() -> None:
-    with pytest.raises(LabError, match="host 0 cannot run 'no-such-command': No such file"):
+    with pytest.raises(LabError, match="rank 0 cannot run 'no-such-command': No such file"):
         run_everywhere([functools.partial(_rank, 0)], ["no-such-command"], timeout_s=None, grace_s=1)
     with pytest.raises(UsageError, match="no command"):
         run_everywhere([], [], timeout_s=None, grace_s=1)
