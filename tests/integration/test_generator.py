@@ -189,6 +189,58 @@ while True:
     finish(workers)
 
 
+def test_a_dead_workers_children_do_not_keep_it_alive(serve: Callable[..., GeneratorService], tmp_path: Path) -> None:
+    service = serve(Rules(lease_s=10_000), grace_s=0.1)
+    program = f"""
+import os, sys, time; sys.path[:0] = {sys.path!r}
+from generator_workers import SECRET, wait_until
+from paceline.train.decentralized.generator import GeneratorClient
+client = GeneratorClient([{service.address!r}], SECRET, worker=9, host="h", address="a", on_message=print, fresh=True)
+wait_until(lambda: client.is_attached, "it is attached")
+child = os.fork()
+if child:
+    open("child", "w").write(str(child))
+    os.rename("child", "ready")
+time.sleep(1000)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL, cwd=tmp_path)
+    try:
+        wait_until((tmp_path / "ready").exists, "it has forked")
+        assert _knows(service, 9)
+        process.kill()
+        wait_until(lambda: not _knows(service, 9), "its death is noticed")
+    finally:
+        process.kill()
+        process.wait()
+        os.kill(int((tmp_path / "ready").read_text()), signal.SIGKILL)
+
+
+def test_steps_made_alone_are_reported_later(serve: Callable[..., GeneratorService]) -> None:
+    first = serve()
+    port = parse_address(first.address)[1]
+    first.stop()
+    inbox: queue.Queue[object] = queue.Queue()
+    client = GeneratorClient(
+        [first.address], SECRET, worker=0, host="h", address="a", on_message=inbox.put, fresh=False
+    )
+    told: list[object] = []
+
+    def next_of(kind: type) -> None:
+        while not isinstance(message := inbox.get(timeout=60), kind):
+            told.append(message)
+
+    for steps in (3, 4):
+        client.request(steps=steps)
+        next_of(Solo)
+    assert [type(message) for message in told] in ([], [Detached])
+    second = serve(port=port)
+    next_of(Joined)
+    client.request(steps=5)
+    next_of(Solo)
+    assert second.status()["steps"] == 12
+    client.close()
+
+
 def _knows(service: GeneratorService, worker: int) -> bool:
     with service._lock:
         return worker in service._running_job._members

@@ -588,6 +588,19 @@ def test_a_group_that_waits_is_named_once(caplog: pytest.LogCaptureFixture) -> N
         assert "(host host)" in warnings[0]
 
 
+def test_a_worker_that_is_evicted_in_its_final_average_gets_another_one() -> None:
+    bench = Bench()
+    [first] = bench.workers(1)
+    first.say(Drain())
+    [final] = averages(first)
+    bench.wait(100)
+    assert isinstance(first.take()[-1], Evicted)
+    first.join(0, previous=(7, 0), stale=True).say(Drain())
+    [again] = averages(first)
+    assert again.final
+    assert again.serial > final.serial
+
+
 @given(st.integers(0, 2**32))
 def test_any_order_of_events_ends_in_one_mean_for_all(seed: int) -> None:
     """Workers do anything at any time, and die, come back and lie. In the end those that are left get the mean."""

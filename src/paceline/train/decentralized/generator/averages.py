@@ -100,7 +100,6 @@ class Averages:
     def gone(self, worker: int) -> None:
         """A worker is not there any more."""
         self._waiting.discard(worker)
-        self.had_final.discard(worker)
         running = self._running
         if running is not None and worker in running.average.members:
             done = worker not in running.unfinished
@@ -110,6 +109,7 @@ class Averages:
                 self._fail(running, f"worker {worker} has gone")
             elif not running.unfinished:
                 self._end(running, f"worker {_names(running.failed)} could not finish it")
+        self.had_final.discard(worker)
 
     def tick(self, now_s: float) -> None:
         """Give up an average that takes too long."""

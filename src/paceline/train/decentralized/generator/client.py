@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.errors import GeneratorError, RefusedError, UsageError
 from paceline.train.decentralized.generator.connecting import Link
+from paceline.train.decentralized.generator.forks import Closeable, close_in_children
 from paceline.train.decentralized.generator.messages import (
     MAX_STEPS_AT_ONCE,
     MAX_WORKERS,
@@ -79,11 +80,11 @@ class GeneratorClient:
     the client moves back as soon as an earlier one answers. ``worker`` is the worker's number, or None to be given one.
     ``fresh``: this process does not have the weights that the others began with.
 
-    ``on_message`` is called in the client's thread with each message of ``messages.py``, and must be quick: as long as
-    it runs, nobody says that this worker is alive. Methods may be called from any thread and never wait for the
-    network. Joined may come again at any time. With ``copy=True`` the worker has to get the weights before it asks for
-    groups again, and to call :meth:`ready` then. After Detached or Evicted no group or average that had begun will be
-    committed. After Refused the client does nothing any more.
+    ``on_message`` is called in the client's thread with each message of ``messages.py``, perhaps before the constructor
+    has returned. It must be quick: as long as it runs, nobody says that this worker is alive. Methods may be called
+    from any thread and never wait for the network. Joined may come again at any time. With ``copy=True`` the worker has
+    to get the weights before it asks for groups again, and to call :meth:`ready` then. After Detached or Evicted no
+    group or average that had begun will be committed. After Refused the client does nothing any more.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class GeneratorClient:
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
+        close_in_children(self)
         self._thread = threading.Thread(target=self._run, name="paceline generator client", daemon=True)
         self._thread.start()
 
@@ -211,6 +213,11 @@ class GeneratorClient:
         self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(wait_s)
+
+    def sockets(self) -> list[Closeable]:
+        """Return what a forked process has to close."""
+        links = (self._link, self._attempt, self._better[0] if self._better else None)
+        return [self._wake_receiver, self._wake_sender, *(link.socket for link in links if link is not None)]
 
     def _say(self, message: ToService) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ import time
 
 from paceline.errors import GeneratorError, UsageError
 from paceline.policy.groups import GroupGenerator, Rules
+from paceline.train.decentralized.generator.forks import Closeable, close_in_children
 from paceline.train.decentralized.generator.job import Job, Settings
 from paceline.train.decentralized.generator.messages import ToWorker, decode_from_worker, encode
 from paceline.train.decentralized.generator.wire import (
@@ -142,6 +143,7 @@ class GeneratorService:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        close_in_children(self)
         self._thread = threading.Thread(target=self._run, name="paceline generator", daemon=True)
         self._thread.start()
 
@@ -176,6 +178,11 @@ class GeneratorService:
         with contextlib.suppress(OSError):
             self._wake_sender.send(b"x")
         thread.join()
+
+    def sockets(self) -> list[Closeable]:
+        """Return what a forked process has to close."""
+        links = [connection.socket for connection in self._connections]
+        return [self._listener, self._wake_receiver, self._wake_sender, *links]
 
     @property
     def _running_job(self) -> Job:
