@@ -1,4 +1,4 @@
-"""``paceline bench`` and its verbs: the collectives, and ``training``."""
+"""``paceline bench`` and its verbs: the collectives, ``training`` and ``decentralized``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.bench.figures import Operation
-from paceline.cli import bench, bench_training
+from paceline.cli import bench, bench_decentralized, bench_training
 from paceline.errors import UsageError
 
 _SHORT = {
@@ -39,8 +39,11 @@ class _Bench(TyperGroup):
 app = typer.Typer(
     cls=_Bench,
     no_args_is_help=True,
-    help="Measure collectives beside their peers, or a replayed training against its bounds.",
+    help="Measure collectives beside their peers, a replayed training against its bounds, or time to a target loss.",
 )
 for _operation, _short in _SHORT.items():
     app.command(_operation.value, short_help=_short)(bench.bench)
 app.command("training", short_help="A model's training, replayed: strategies in turns.")(bench_training.training)
+app.command("decentralized", short_help="Time to a target loss, with slow workers and links.")(
+    bench_decentralized.decentralized
+)

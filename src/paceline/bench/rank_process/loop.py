@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,6 +25,8 @@ from .messages import (
     Hello,
     Order,
     Pause,
+    Perform,
+    Performed,
     Ping,
     Pong,
     Prepare,
@@ -56,6 +58,14 @@ class Workload(Protocol):
 
     def close(self) -> None:
         """Leave the group."""
+
+
+@runtime_checkable
+class Performer(Protocol):
+    """A rank that does jobs of its own program."""
+
+    def perform(self, job: str) -> str:
+        """Do a job, and return what came out."""
 
 
 def join(setup: Setup) -> Workload:
@@ -126,6 +136,10 @@ class _Server:
                 self.answer(Prepared(workload.prepare(order)))
             elif isinstance(order, Block):
                 self.answer(self.timed(workload, order))
+            elif isinstance(order, Perform):
+                if not isinstance(workload, Performer):
+                    raise RuntimeError("this program has no jobs")
+                self.answer(Performed(workload.perform(order.job)))
         if workload is not None:
             workload.close()
 

@@ -7,6 +7,7 @@ order    answer                      meaning
 Setup    Ready                       it has joined its contender's group
 Prepare  Prepared                    buffers exist and the result was checked
 Block    Timed                       a block of iterations was run and timed
+Perform  Performed                   a job of the rank's program was done
 Stop     (none)                      it leaves
 Ping     Pong                        at once, whatever else it is doing
 any      Failed                      it could not; the reason is one sentence
@@ -69,6 +70,12 @@ class Block(msgspec.Struct, tag=True, frozen=True):
     pause: Pause | None = None
 
 
+class Perform(msgspec.Struct, tag=True, frozen=True):
+    """Do a job that only the rank's program understands."""
+
+    job: str
+
+
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """Leave the group and end."""
 
@@ -110,6 +117,12 @@ class Timed(msgspec.Struct, tag=True, frozen=True):
     processor_ns: int = 0
 
 
+class Performed(msgspec.Struct, tag=True, frozen=True):
+    """What came out of the job."""
+
+    result: str
+
+
 class Pong(msgspec.Struct, tag=True, frozen=True):
     """How many iterations of the block are done."""
 
@@ -122,5 +135,5 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-Order: TypeAlias = Setup | Prepare | Block | Stop | Ping
-Answer: TypeAlias = Hello | Ready | Prepared | Timed | Pong | Failed
+Order: TypeAlias = Setup | Prepare | Block | Perform | Stop | Ping
+Answer: TypeAlias = Hello | Ready | Prepared | Timed | Performed | Pong | Failed
