@@ -171,6 +171,20 @@ void Ranks::kill(uint32_t rank) {
   engines_[rank].reset();
 }
 
+void Ranks::revive(uint32_t rank) {
+  engines_[rank] = std::make_unique<Engine>(EngineOptions{"lo", options_.shm, true});
+  Membership member = groups_[0][rank == 0 ? 1 : 0]->membership();
+  member.rank = rank;
+  std::vector<PeerAddress> addresses = member.addresses;
+  addresses[rank] = engines_[rank]->address();
+  groups_[0][rank] = engines_[rank]->join(std::move(member));
+  left_[0][rank] = false;
+  engines_[rank]->introduce(groups_[0][rank], addresses);
+  for (uint32_t other = 0; other < size(); ++other) {
+    if (other != rank) engines_[other]->introduce(groups_[0][other], rank, addresses[rank]);
+  }
+}
+
 std::string Ranks::leave(uint32_t rank, size_t group) {
   left_[group][rank] = true;
   return engine(rank).leave(this->group(rank, group));

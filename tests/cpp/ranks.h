@@ -76,6 +76,8 @@ class Ranks {
                   int64_t* sender = nullptr, std::chrono::milliseconds timeout = std::chrono::seconds(30));
   // Ends the rank without a word, as the death of its process does.
   void kill(uint32_t rank);
+  // A new process in the place of one that was killed: it joins the first group, and all are told where it is.
+  void revive(uint32_t rank);
   // Returns what the engine says at the end.
   std::string leave(uint32_t rank, size_t group = 0);
 

@@ -185,6 +185,27 @@ TEST_P(InTeams, BuffersAreNotTouchedAfterTheEnd) {
   }
 }
 
+// Workers come and go: one that was lost may come back as a new process in its old place.
+TEST_P(InTeams, WhoWasLostComesBack) {
+  Ranks ranks(4, options());
+  for (uint32_t round = 0; round < 6; ++round) {
+    const uint32_t lost = 1 + round % 3;
+    TeamJob(10 * round + 1, {0, 1, 2, 3}, 5000).run(ranks);
+    const TeamJob interrupted(10 * round + 2, {0, lost}, 3000000);
+    const Pending pending = interrupted.post(ranks, 0);
+    if (round % 2 == 0) interrupted.post(ranks, lost);
+    ranks.kill(lost);
+    const std::string error = pending.wait();
+    const bool in_time = round % 2 == 0 && error.empty();  // it was called by both, and done before the end
+    EXPECT_TRUE(in_time || has(error, "rank " + std::to_string(lost))) << error;
+    Members others{0, 1, 2, 3};
+    std::erase(others, lost);
+    TeamJob(10 * round + 3, others, 5000).run(ranks);
+    ranks.revive(lost);
+    TeamJob(10 * round + 4, {lost, 0}, 5000).run(ranks);
+  }
+}
+
 TEST_P(InTeams, TheGroupsEndIsTheirs) {
   Ranks ranks(3, options());
   const TeamJob job(1, {0, 1, 2}, 1000);
