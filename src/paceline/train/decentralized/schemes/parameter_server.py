@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import MessageError, UsageError
+from paceline.train.decentralized.mesh import GroupMesh
 from paceline.train.decentralized.schemes.scheme import Scheme, Worker
 from paceline.train.decentralized.schemes.synchronous import group_mesh
 from paceline.train.decentralized.schemes.weight_server import (
@@ -63,18 +64,16 @@ class Served(Scheme):
         self._asked_at: float | None = None
         self._ended = False
         self._sent_lock = threading.Lock()
-        ranks = dist.get_process_group_ranks(mesh.parent)
+        self._groups = _pairs(mesh, worker.timeout_s)
         if mesh.worker == 0:
             self._server = self.make_server()
             for number in range(1, mesh.num_workers):
-                group = _pair(mesh.parent, [ranks[0], ranks[number]], worker.timeout_s)
-                thread = threading.Thread(target=self._serve, args=(number, group), daemon=True)
+                thread = threading.Thread(target=self._serve, args=(number, self._groups[number - 1]), daemon=True)
                 thread.name = f"parameter server of worker {number}"
-                self._threads.append(thread)
-            for thread in self._threads:
                 thread.start()
+                self._threads.append(thread)
         else:
-            self._group = _pair(mesh.parent, [ranks[0], ranks[mesh.worker]], worker.timeout_s)
+            self._group = self._groups[mesh.worker - 1]
 
     @abstractmethod
     def make_server(self) -> WeightServer:
@@ -121,14 +120,15 @@ class Served(Scheme):
         """Leave: the others go on, unless this is worker 0."""
         if self._server is not None and not self._ended:
             self._server.close()
-        if self._group is not None:
-            if not self._ended:
-                with suppress(MessageError):
-                    if self._asked_at is not None:
-                        self._receive()
-                    self._send(LEAVE)
-                    self._wait()
-            dist.destroy_process_group(self._group)
+        if self._group is not None and not self._ended:
+            with suppress(MessageError):
+                if self._asked_at is not None:
+                    self._receive()
+                self._send(LEAVE)
+                self._wait()
+        for number, group in enumerate(self._groups):
+            if not (self._threads and self._threads[number].is_alive()):  # else its worker has still to be told
+                dist.destroy_process_group(group)
 
     def _ask(self, kind: int) -> torch.Tensor:
         if self._asked_at is not None:
@@ -208,8 +208,6 @@ class Served(Scheme):
         except (RuntimeError, ValueError) as error:  # ValueError: the group was destroyed here
             _log.warning("parameter server: worker %d is lost: %s", worker, error)
             server.lose(worker, str(error))
-        with suppress(RuntimeError, ValueError, AssertionError):
-            dist.destroy_process_group(group)
 
     def _count_sent(self, vector: torch.Tensor) -> None:
         with self._sent_lock:
@@ -248,13 +246,21 @@ class AsyncParameterServer(Served):
         return BoundedServer(self.weights, self.worker.optimizer, num_workers, self.worker.total_steps, self._staleness)
 
 
-def _pair(parent: Any, ranks: list[int], timeout_s: float) -> Any:
-    """Return a group of the server and one worker."""
-    return dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=timeout_s),
-        backend=dist.get_backend_config(parent),
-        use_local_synchronization=True,
-        group_desc="paceline parameter server",
-        sort_ranks=False,
-    )
+def _pairs(mesh: GroupMesh, timeout_s: float) -> list[Any]:
+    """Return the server's groups with each other worker; in place of others' groups a worker has some of itself alone.
+
+    torch names a group by its ranks and by how many groups its process has, so all must have equally many.
+    """
+    ranks = dist.get_process_group_ranks(mesh.parent)
+    own = ranks[mesh.worker]
+    return [
+        dist.new_group(
+            [ranks[0], other] if own in (ranks[0], other) else [own],
+            timeout=timedelta(seconds=timeout_s),
+            backend=dist.get_backend_config(mesh.parent),
+            use_local_synchronization=True,
+            group_desc="paceline parameter server",
+            sort_ranks=False,
+        )
+        for other in ranks[1:]
+    ]
