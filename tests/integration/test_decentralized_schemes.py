@@ -157,9 +157,9 @@ def _serves_in_bulk(me: Member) -> None:
         model = paceline.Decentralized(ours, made, scheme="ps")
         train(model, made, me.rank, 10)
         assert (flat(ours) - wanted).abs().max() < 1e-5
-        sent = model.statistics.bytes_sent
-        assert sent > 10 * 4 * len(wanted) * (2 if me.rank == 0 else 1)
         model.finish()
+        sent = 11 * 4 * len(wanted) * (2 if me.rank == 0 else 1)
+        assert sent <= model.statistics.bytes_sent < 1.1 * sent
         assert (flat(ours) - wanted).abs().max() < 1e-5
         if me.rank == 0 and name == "adamw":
             assert all(float(made.state[one]["step"]) == 10 for one in ours.parameters())
@@ -400,13 +400,13 @@ def _leaves(me: Member, leaver: int) -> str:
     """One closes in the middle: the asynchronous server goes on without a worker, and nobody without the server."""
     ours, made = build()
     model = paceline.Decentralized(ours, made, scheme="ps-async", staleness=1)
-    train(model, made, me.rank, 2)
     if me.rank == leaver:
+        train(model, made, me.rank, 2)
         model.close()
         me.meet("done")
         return ""
     try:
-        train(model, made, me.rank, 20, 2)
+        train(model, made, me.rank, 22)
         model.finish()
         said = "finished"
     except RuntimeError as error:

@@ -71,7 +71,7 @@ class PartialStep:
         optimizer = self._optimizer
         state = raw_state(optimizer.state if state is None else state)
         lent = {**vars(optimizer), "param_groups": groups, "state": state}
-        lent.update(dict.fromkeys(_HOOKS, OrderedDict()))  # a subclass that calls super().step() would run them
+        lent.update({key: OrderedDict() for key in _HOOKS})  # a subclass that calls super().step() would run them
         double = object.__new__(type(optimizer))
         vars(double).update(lent)
         self._step(double)
