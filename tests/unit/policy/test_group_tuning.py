@@ -22,7 +22,7 @@ def test_the_size_follows_what_is_measured() -> None:
     search = GroupSizeSearch()
     assert _feed(search, 2, 200, step_s=0.1, all_reduce_s=0.02) == 16
     assert _feed(search, 16, 400, step_s=0.01, all_reduce_s=0.02) == 2
-    assert _feed(search, 2, 400, step_s=0.015, all_reduce_s=0.02) == choose_group_size(0.015, 0.02, 16) == 4
+    assert _feed(search, 2, 400, step_s=0.017, all_reduce_s=0.02) == choose_group_size(0.017, 0.02, 16) == 4
 
 
 def test_the_size_stays_without_measurements_or_others() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ def is_torch(optimizer: Optimizer, names: frozenset[str]) -> bool:
     """Whether the optimizer is exactly one of these of PyTorch's own; a subclass may do anything."""
     kind = type(optimizer)
     return kind.__module__.startswith("torch.optim.") and kind.__name__ in names
+
+
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 class PartialStep:
@@ -67,6 +71,7 @@ class PartialStep:
         optimizer = self._optimizer
         state = raw_state(optimizer.state if state is None else state)
         lent = {**vars(optimizer), "param_groups": groups, "state": state}
+        lent.update({key: OrderedDict() for key in _HOOKS})  # a subclass that calls super().step() would run them
         double = object.__new__(type(optimizer))
         vars(double).update(lent)
         self._step(double)
