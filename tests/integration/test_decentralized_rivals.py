@@ -103,10 +103,12 @@ def test_trains_on_gloo(scheme: str) -> None:
 
 
 def _check_training(outcomes: list[Any]) -> None:
+    several = len(outcomes) > 1
     for loss, weights, averages, bytes_sent in outcomes:
         assert loss < 0.1
         assert weights == pytest.approx(outcomes[0][1], abs=1e-6)
-        assert (averages > 0) == (bytes_sent > 0) == (len(outcomes) > 1)
+        assert bytes_sent > 0 if several else bytes_sent == 0
+        assert averages > 0 or not several
 
 
 def _contracts(me: Member, scheme: str, options: dict[str, Any], num_steps: int) -> tuple[list[float], list[float]]:

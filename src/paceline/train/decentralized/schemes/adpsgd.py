@@ -29,8 +29,8 @@ class ADPSGD(Scheme):
     beside the next steps: the gradients are those of somewhat older weights, as in the paper. A worker of an odd number
     answers at any time, one at a time, also while it computes. As only one side begins exchanges, there is no deadlock.
 
-    If an exchange takes longer than a step, the next one begins at the end of a later step. With ``wait=True`` the
-    worker waits for it instead, so that there is one for each step, as in the paper's Algorithm 1.
+    If an exchange takes longer than a step, the next one follows at once, and there are fewer exchanges than steps. With
+    ``wait=True`` the worker waits instead, so that there is one for each step, as in the paper's Algorithm 1.
 
     A worker that dies is left alone; the others go on, unless it is worker 0, which counts the steps.
     """
@@ -46,11 +46,11 @@ class ADPSGD(Scheme):
         self._pending = PendingChange(self.weights)
         self._buffers = (self.weights.new(0), self.weights.new(0))
         # Guarded by the condition.
-        self._exchanging = False  # asked for by the training thread, or under way
+        self._wanted = False  # a step has ended since the last exchange began
+        self._exchanging = False
         self._answer = (0, 0)
         self._asked: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
         self._unserved = 0
-        self._begin: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._progress = Progress(self, peers=self._partners, receive=self._receive, lost=self._lose)
         self._condition = self._progress.condition
         run = self._begin_exchanges if self._active else self._serve_exchanges
@@ -61,14 +61,13 @@ class ADPSGD(Scheme):
     def after_step(self) -> None:
         """Take in what exchanges have brought, and begin the next one."""
         self._progress.report(self.statistics.steps)
-        if self._active and self._wait:
-            self._progress.wait_for(lambda: not self._exchanging, "an exchange with another worker")
+        if self._wait:
+            self._await_exchange()
         self._pending.apply()
         if self._active:
             with self._condition:
-                if not self._exchanging and self._partners:
-                    self._exchanging = True
-                    self._begin.put(self._random.choice(self._partners))
+                self._wanted = True
+                self._condition.notify_all()
 
     def finish(self) -> None:
         """Answer the others until all have finished, then take the mean of those alive."""
@@ -83,7 +82,7 @@ class ADPSGD(Scheme):
     _num_means = 0
 
     def _mean(self, *, last: bool) -> torch.Tensor:
-        self._progress.wait_for(lambda: not self._exchanging, "an exchange with another worker")
+        self._await_exchange()
         live = self._progress.meet(last=last)
         self._progress.wait_for(lambda: self._unserved == 0, "an exchange with another worker")
         vector = self.weights.new(self.weights.num_weights)
@@ -93,9 +92,11 @@ class ADPSGD(Scheme):
             self.mesh.reduce(vector, live, _FINAL + self._num_means, timeout_s=self.worker.timeout_s)
         return vector
 
+    def _await_exchange(self) -> None:
+        self._progress.wait_for(lambda: not self._wanted and not self._exchanging, "an exchange with another worker")
+
     def close(self) -> None:
         """End the exchanges and the threads."""
-        self._begin.put(None)
         self._asked.put(None)
         with self._condition:
             self._closing = True
@@ -126,8 +127,18 @@ class ADPSGD(Scheme):
 
     def _begin_exchanges(self) -> None:
         number = self._me << 36
-        while (partner := self._begin.get()) is not None:
+        while True:
             number += 1
+            with self._condition:
+                self._condition.wait_for(lambda: self._wanted or self._closing)
+                self._wanted = False
+                if self._closing:
+                    return
+                if not self._partners:
+                    self._condition.notify_all()
+                    continue
+                self._exchanging = True
+                partner = self._random.choice(self._partners)
             self._progress.send(partner, _ASK, number, self.weights.size)
             with self._condition:
                 self._condition.wait_for(
