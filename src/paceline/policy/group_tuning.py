@@ -25,7 +25,7 @@ class GroupSizeSearch:
 
     >>> search = GroupSizeSearch()
     >>> for _ in range(100):
-    ...     search.observe(step_s=0.060, average_s=0.036, group_size=2)
+    ...     search.observe(step_s=0.060, average_s=0.023, group_size=2)
     ...     size = search.choose(current=2, num_workers=8)
     >>> size
     4

@@ -28,12 +28,13 @@ from paceline.policy.grouping import (
     ("all_reduce_s", "num_workers", "size"),
     [
         (0.0, 8, 8),  # communication is free
-        (0.06, 8, 8),
-        (0.073, 8, 4),  # half of it in pairs, three quarters in fours, seven eighths in eights
+        (0.038, 8, 8),  # 33 ms, and 26 ms until the eighth has come
+        (0.06, 8, 4),
+        (0.073, 8, 2),  # half of it in pairs, three quarters in fours, seven eighths in eights
         (0.1, 8, 2),
         (9.9, 8, 2),  # even pairs take longer than a step
         (0.0, 6, 6),
-        (0.073, 6, 4),
+        (0.055, 6, 4),
         (0.0, 2, 2),
         (0.0, 1, 1),
     ],
