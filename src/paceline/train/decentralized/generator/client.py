@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import select
 import socket
@@ -34,6 +35,9 @@ from paceline.errors import GeneratorError, RefusedError, UsageError
 from paceline.train.decentralized.generator.connecting import Link
 from paceline.train.decentralized.generator.forks import Closeable, close_in_children
 from paceline.train.decentralized.generator.messages import (
+    MAX_ADDRESS,
+    MAX_RATE,
+    MAX_SECONDS,
     MAX_STEPS_AT_ONCE,
     MAX_WORKERS,
     Abort,
@@ -106,8 +110,10 @@ class GeneratorClient:
             parse_address(place)
         if worker is not None and not 0 <= worker < MAX_WORKERS:
             raise UsageError(f"worker is {worker}: it must be from 0 to {MAX_WORKERS - 1}, or None")
-        if not lease_s > 0:
-            raise UsageError("lease_s must be above 0")
+        if not lease_s > 0 or (rate_bytes_per_s is not None and not 0 < rate_bytes_per_s <= MAX_RATE):
+            raise UsageError("lease_s and rate_bytes_per_s must be above 0")
+        if len(address) > MAX_ADDRESS:
+            raise UsageError(f"address has {len(address)} characters: at most {MAX_ADDRESS} are passed on")
         self._addresses = list(addresses)
         self._secret = check_secret(secret)
         self._given, self._host, self._address = worker, host[:255], address
@@ -122,10 +128,12 @@ class GeneratorClient:
         self._is_asking = False  # a request has no answer yet
         self._unreported_steps = 0
         self._is_draining = False
-        self._wants_average = False
+        self._asks = 0  # for averages of all workers that have not ended
+        self._asks_served = 0  # of these, the ones that the average under way serves
         self._fresh, self._stale = fresh, False
         self._is_closing = False
         # The thread's own
+        self._average: int | None = None  # the one under way that this worker receives
         self._link: Link | None = None
         self._attempt: Link | None = None
         self._attempt_ends_s = 0.0
@@ -134,7 +142,7 @@ class GeneratorClient:
         self._better: tuple[Link, float] | None = None
         self._next_attempt_s = 0.0
         self._pause_s = _SHORTEST_PAUSE_S
-        self._heard_s = self._said_s = 0.0
+        self._heard_s = self._beat_s = 0.0
         self._has_told_detached = False
         self._previous: tuple[int, int] | None = None
         self._process = random.SystemRandom().getrandbits(63)
@@ -170,6 +178,11 @@ class GeneratorClient:
         group_size: int = 0,
     ) -> None:
         """Ask for a group. ``steps`` are the local steps since the last request; ``average_*`` of the last average."""
+        numbers = (steps, step_s or 0.0, average_s, average_bytes, group_size)
+        if not all(0 <= number < math.inf for number in numbers):
+            raise UsageError("steps, step_s, average_s, average_bytes and group_size must be 0 or more")
+        step_s = None if step_s is None else min(step_s, MAX_SECONDS)
+        average_s, average_bytes = min(average_s, MAX_SECONDS), min(average_bytes, MAX_RATE)
         with self._lock:
             self._unreported_steps += steps
             self._is_asking = True
@@ -200,7 +213,7 @@ class GeneratorClient:
     def ask_average(self) -> None:
         """Ask for the mean of all workers: an Average that has this worker among its receivers."""
         with self._lock:
-            self._wants_average = True
+            self._asks += 1
         self._say(AskAverage())
 
     def average_finished(self, serial: int, ok: bool) -> None:
@@ -261,7 +274,7 @@ class GeneratorClient:
         now_s = _clock_s()
         wake_s = now_s + self._lease_s / 4
         if self._link is not None:
-            wake_s = min(wake_s, self._said_s + self._lease_s / 3)
+            wake_s = min(wake_s, self._beat_s + self._lease_s / 3)
         if self._attempt is not None:
             wake_s = min(wake_s, self._attempt_ends_s)
         elif self._link is None:
@@ -361,7 +374,7 @@ class GeneratorClient:
 
     def _attach(self, link: Link, place: int) -> None:
         self._link, self._place = link, place
-        self._heard_s = self._said_s = _clock_s()
+        self._heard_s = self._beat_s = _clock_s()
         self._earlier_place = 0
         self._join()
 
@@ -426,6 +439,7 @@ class GeneratorClient:
             self._is_attached = False
             self._outgoing.clear()
             self._solos = int(self._is_asking)
+            self._asks_served, self._average = 0, None
 
     def _tell_detached(self, reason: str) -> None:
         if not self._has_told_detached:
@@ -458,7 +472,7 @@ class GeneratorClient:
     # Messages
 
     def _speak(self, now_s: float) -> None:
-        """Send what callers have said, or at least a heartbeat."""
+        """Send what callers have said, and a heartbeat, whose answer tells that the service lives."""
         if self._link is None:
             return
         while True:
@@ -467,7 +481,8 @@ class GeneratorClient:
                     break
                 message = self._outgoing.popleft()
             self._send(message)
-        if self._link is not None and self._said_s + self._lease_s / 3 <= now_s:
+        if self._link is not None and self._beat_s + self._lease_s / 3 <= now_s:
+            self._beat_s = now_s
             self._send(Heartbeat())
 
     def _send(self, message: ToService) -> None:
@@ -478,7 +493,6 @@ class GeneratorClient:
         except GeneratorError as error:
             self._detach(str(error))
             return
-        self._said_s = _clock_s()
         if isinstance(message, AverageFinished):
             self._under_way.discard(message.serial)
 
@@ -511,7 +525,9 @@ class GeneratorClient:
             if isinstance(message, (Start, Solo)):
                 self._is_asking = False
             elif isinstance(message, Average) and self.worker in message.receivers:
-                self._wants_average = False
+                self._asks_served, self._average = self._asks, message.serial
+            elif isinstance(message, (Commit, Abort)) and message.serial == self._average:
+                self._asks, self._asks_served = self._asks - self._asks_served, 0
             elif isinstance(message, Evicted):
                 self._stale = True
         if isinstance(message, Evicted):
@@ -533,7 +549,7 @@ class GeneratorClient:
                 self._stale = True
             if not self._is_attached:
                 self._is_attached = True
-                if self._wants_average:
+                if self._asks:
                     self._outgoing.append(AskAverage())
                 if self._is_draining:
                     self._outgoing.append(Drain())
