@@ -62,12 +62,11 @@ from paceline.train.decentralized.generator.messages import (
     ToService,
     ToWorker,
 )
+from paceline.train.decentralized.generator.search import ServiceSearch
 from paceline.train.decentralized.generator.wire import HANDSHAKE_S, check_secret, parse_address
 
 _log = logging.getLogger("paceline.generator")
 
-_SHORTEST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
 _GOODBYE_S = 1.0
 
 
@@ -114,7 +113,7 @@ class GeneratorClient:
             raise UsageError("lease_s and rate_bytes_per_s must be above 0")
         if len(address) > MAX_ADDRESS:
             raise UsageError(f"address has {len(address)} characters: at most {MAX_ADDRESS} are passed on")
-        self._addresses = list(addresses)
+        self._search = ServiceSearch(list(dict.fromkeys(addresses)))
         self._secret = check_secret(secret)
         self._given, self._host, self._address = worker, host[:255], address
         self._on_message = on_message
@@ -137,11 +136,7 @@ class GeneratorClient:
         self._link: Link | None = None
         self._attempt: Link | None = None
         self._attempt_ends_s = 0.0
-        self._place = 0  # in addresses: of the link, or of the next attempt
-        self._earlier_place = 0  # the earlier address to try next while a later one serves
         self._better: tuple[Link, float] | None = None
-        self._next_attempt_s = 0.0
-        self._pause_s = _SHORTEST_PAUSE_S
         self._heard_s = self._beat_s = 0.0
         self._has_told_detached = False
         self._previous: tuple[int, int] | None = None
@@ -278,7 +273,7 @@ class GeneratorClient:
         if self._attempt is not None:
             wake_s = min(wake_s, self._attempt_ends_s)
         elif self._link is None:
-            wake_s = min(wake_s, self._next_attempt_s)
+            wake_s = min(wake_s, self._search.next_s)
         ready = dict(poll.poll(max(0.0, wake_s - now_s) * 1000))
         if ready.pop(self._wake_receiver.fileno(), 0):
             with contextlib.suppress(BlockingIOError):
@@ -320,62 +315,50 @@ class GeneratorClient:
                 self._move()
             elif self._better[1] <= now_s:
                 self._drop_better()
-        can_improve = self._link is None or (self._place > 0 and self._better is None and self._is_attached)
-        if self._attempt is None and can_improve and self._next_attempt_s <= now_s and not self._ended:
+        if self._attempt is None and self._search.next_s <= now_s and not self._ended:
             self._try_next(now_s)
 
     def _try_next(self, now_s: float) -> None:
-        """Begin an attempt: at the next address, or at an earlier one while a later one serves."""
+        """Begin an attempt at the next address: any, or an earlier one while a later one serves."""
+        address = self._search.next_address()
+        if address is None or self._better is not None:
+            self._search.wait(now_s, self._lease_s)
+            return
         self._attempt_ends_s = now_s + min(HANDSHAKE_S, self._lease_s)
         try:
-            self._attempt = Link(self._addresses[self._tried_place], self._secret)
+            self._attempt = Link(address, self._secret)
         except GeneratorError as error:
             self._attempt_failed(error)
-
-    @property
-    def _tried_place(self) -> int:
-        return self._place if self._link is None else self._earlier_place
 
     def _attempt_succeeded(self, now_s: float) -> None:
         link, self._attempt = self._attempt, None
         assert link is not None
-        self._pause_s = _SHORTEST_PAUSE_S
-        self._next_attempt_s = now_s + self._lease_s
         if self._link is None:
-            self._attach(link, self._place)
+            self._attach(link)
         else:
             self._better = (link, now_s + self._lease_s)
+            self._search.wait(now_s, self._lease_s)
 
     def _attempt_failed(self, error: GeneratorError) -> None:
         if self._attempt is not None:
             self._attempt.close()
             self._attempt = None
-        tried, now_s = self._tried_place, _clock_s()
-        refused = isinstance(error, RefusedError)
-        if refused:
+        now_s = _clock_s()
+        if isinstance(error, RefusedError):
             _log.error("%s", error)
-            del self._addresses[tried]
-            if not self._addresses:
+            was_last = self._search.refused(now_s, self._lease_s)
+            if self._search.is_hopeless:
                 self._end(Refused(str(error)))
                 return
-        if self._link is None:
-            self._place = tried if refused else tried + 1
-            if self._place >= len(self._addresses):
-                self._place = 0
-                self._tell_detached(str(error))
-                self._next_attempt_s = now_s + self._pause_s * random.uniform(0.5, 1.0)
-                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            return
-        self._place -= refused
-        self._earlier_place = tried if refused else tried + 1
-        if self._earlier_place >= self._place:
-            self._earlier_place = 0
-            self._next_attempt_s = now_s + self._lease_s
+        else:
+            was_last = self._search.failed(now_s, self._lease_s)
+        if was_last and self._link is None:
+            self._tell_detached(str(error))
 
-    def _attach(self, link: Link, place: int) -> None:
-        self._link, self._place = link, place
+    def _attach(self, link: Link) -> None:
+        self._link = link
         self._heard_s = self._beat_s = _clock_s()
-        self._earlier_place = 0
+        self._search.found(link.address, self._heard_s, self._lease_s)
         self._join()
 
     def _join(self) -> None:
@@ -402,10 +385,9 @@ class GeneratorClient:
         """Leave the service for one whose address is given earlier."""
         assert self._better is not None
         link, self._better = self._better[0], None
-        place = self._addresses.index(link.address)
         self._send(Goodbye())
         self._detach(f"moves back to the generator at {link.address}")
-        self._attach(link, place)
+        self._attach(link)
 
     def _drop_better(self) -> None:
         if self._better is not None:
@@ -427,7 +409,7 @@ class GeneratorClient:
             self._attempt.close()
             self._attempt = None
         self._drop_better()
-        self._place, self._next_attempt_s = 0, _clock_s()
+        self._search.lost(_clock_s())
         self._suspend()
         self._has_told_detached = False
         self._tell_detached(reason)
