@@ -307,6 +307,63 @@ def test_workers_survive_the_services_death_and_find_its_successor(tmp_path: Pat
         command.kill()
 
 
+def test_a_service_that_stands_still_is_left_and_found_again(tmp_path: Path) -> None:
+    command, mesh = Command(tmp_path), Mesh()
+    secret = (tmp_path / "secret").read_bytes().strip()
+    workers = [SimulatedWorker(mesh, [command.address], secret=secret, max_steps=10**9, lease_s=1.0) for _ in range(3)]
+    try:
+        wait_until(lambda: all(worker.commits for worker in workers), "all have averaged")
+        command.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not any(worker.client.is_attached for worker in workers), "its silence is noticed")
+        command.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: all(worker.client.is_attached for worker in workers), "all are back")
+        commits = [worker.commits for worker in workers]
+        wait_until(lambda: all(w.commits > c for w, c in zip(workers, commits, strict=True)), "groups are formed")
+        for worker in workers:
+            worker.max_steps = 0
+        finish(workers)
+    finally:
+        command.process.send_signal(signal.SIGCONT)
+        command.kill()
+
+
+def test_a_service_that_dies_before_the_final_average(serve: Callable[..., GeneratorService]) -> None:
+    first, mesh = serve(), Mesh()
+    workers = [SimulatedWorker(mesh, [first.address], worker=rank, max_steps=5 + 5 * rank) for rank in range(3)]
+    last = RawWorker(first.address)
+    last.join(9)  # keeps the job from its end
+    wait_until(lambda: first.status()["workers"] == {"left": 3, "compute": 1}, "the others have left")
+    first.stop()
+    second = serve(port=parse_address(first.address)[1], settle_s=2.0)
+    assert second.instance != first.instance
+    finish(workers)
+    assert len({worker.weight for worker in workers}) == 1
+
+
+def test_an_average_is_asked_for_again_at_the_next_service(serve: Callable[..., GeneratorService]) -> None:
+    first = serve()
+    inbox: queue.Queue[object] = queue.Queue()
+    client = GeneratorClient([first.address], SECRET, worker=0, host="h", address="a", on_message=inbox.put, fresh=True)
+    told: list[object] = []
+
+    def next_of(kind: type) -> Any:
+        while not isinstance(message := inbox.get(timeout=60), kind):
+            told.append(message)
+        return message
+
+    next_of(Joined)
+    client.ask_average()
+    next_of(Average)
+    first.stop()
+    serve(port=parse_address(first.address)[1])
+    next_of(Joined)
+    average = next_of(Average)
+    client.average_finished(average.serial, True)
+    assert next_of(Commit).serial == average.serial
+    assert client._asks == 0
+    client.close()
+
+
 def test_a_standby_serves_until_the_first_is_back(serve: Callable[..., GeneratorService]) -> None:
     first, second, mesh = serve(), serve(), Mesh()
     addresses = [first.address, second.address]
@@ -525,6 +582,31 @@ def test_a_port_in_use_and_other_mistakes(serve: Callable[..., GeneratorService]
     unstarted.stop()
     with pytest.raises(UsageError, match="started already"):
         service.start()
+
+
+def test_a_client_refuses_what_the_service_would(serve: Callable[..., GeneratorService]) -> None:
+    service = serve()
+    fields: dict[str, Any] = {"worker": 0, "host": "h", "address": "a", "on_message": print, "fresh": True}
+    for addresses, changes, sentence in [
+        ([], {}, "at least one generator"),
+        (["here"], {}, "not an address"),
+        ([service.address], {"worker": 4096}, "from 0 to 4095"),
+        ([service.address], {"lease_s": 0.0}, "above 0"),
+        ([service.address], {"rate_bytes_per_s": float("nan")}, "above 0"),
+        ([service.address], {"address": "a" * 1025}, "1025 characters"),
+    ]:
+        with pytest.raises(UsageError, match=sentence):
+            GeneratorClient(addresses, SECRET, **{**fields, **changes})
+    client = GeneratorClient([service.address], SECRET, **fields)
+    wait_until(lambda: client.is_attached, "it is attached")
+    for number in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="must be 0 or more"):
+            client.request(step_s=number)
+    client.request(steps=3 * 10**6, step_s=1e300, average_s=1e300, average_bytes=1e300, group_size=2)
+    client.request(steps=0)
+    client.request(steps=0)
+    wait_until(lambda: service.status()["steps"] == 3 * 10**6, "all steps are reported")
+    client.close()
 
 
 def test_an_abort_names_the_worker(serve: Callable[..., GeneratorService]) -> None:

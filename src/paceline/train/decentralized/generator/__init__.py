@@ -1,8 +1,9 @@
 """The group generator as a network service, and the workers' client. Nothing here needs torch.
 
-``messages.py`` has what is said, ``wire.py`` how bytes are framed and authenticated, ``job.py`` what the service does
-with a message (no network, no clock), ``averages.py`` the averages of all workers, ``service.py`` the sockets, and
-``client.py`` with ``connecting.py`` the worker's side. ``secret.py`` reads the file with the job's secret.
+``messages.py`` has what is said, ``wire.py`` how bytes are framed and authenticated. The service's side: ``job.py``
+decides what a message does (no network, no clock), ``numbers.py`` knows who is who, ``averages.py`` has the averages of
+all workers, ``service.py`` the sockets. The worker's side: ``client.py``, with ``search.py`` to find a service and
+``connecting.py`` for the socket. ``secret.py`` reads the file with the job's secret.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import select
 import socket
@@ -34,6 +35,9 @@ from paceline.errors import GeneratorError, RefusedError, UsageError
 from paceline.train.decentralized.generator.connecting import Link
 from paceline.train.decentralized.generator.forks import Closeable, close_in_children
 from paceline.train.decentralized.generator.messages import (
+    MAX_ADDRESS,
+    MAX_RATE,
+    MAX_SECONDS,
     MAX_STEPS_AT_ONCE,
     MAX_WORKERS,
     Abort,
@@ -58,12 +62,11 @@ from paceline.train.decentralized.generator.messages import (
     ToService,
     ToWorker,
 )
+from paceline.train.decentralized.generator.search import ServiceSearch
 from paceline.train.decentralized.generator.wire import HANDSHAKE_S, check_secret, parse_address
 
 _log = logging.getLogger("paceline.generator")
 
-_SHORTEST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
 _GOODBYE_S = 1.0
 
 
@@ -106,9 +109,11 @@ class GeneratorClient:
             parse_address(place)
         if worker is not None and not 0 <= worker < MAX_WORKERS:
             raise UsageError(f"worker is {worker}: it must be from 0 to {MAX_WORKERS - 1}, or None")
-        if not lease_s > 0:
-            raise UsageError("lease_s must be above 0")
-        self._addresses = list(addresses)
+        if not lease_s > 0 or (rate_bytes_per_s is not None and not 0 < rate_bytes_per_s <= MAX_RATE):
+            raise UsageError("lease_s and rate_bytes_per_s must be above 0")
+        if len(address) > MAX_ADDRESS:
+            raise UsageError(f"address has {len(address)} characters: at most {MAX_ADDRESS} are passed on")
+        self._search = ServiceSearch(list(dict.fromkeys(addresses)))
         self._secret = check_secret(secret)
         self._given, self._host, self._address = worker, host[:255], address
         self._on_message = on_message
@@ -122,19 +127,17 @@ class GeneratorClient:
         self._is_asking = False  # a request has no answer yet
         self._unreported_steps = 0
         self._is_draining = False
-        self._wants_average = False
+        self._asks = 0  # for averages of all workers that have not ended
+        self._asks_served = 0  # of these, the ones that the average under way serves
         self._fresh, self._stale = fresh, False
         self._is_closing = False
         # The thread's own
+        self._average: int | None = None  # the one under way that this worker receives
         self._link: Link | None = None
         self._attempt: Link | None = None
         self._attempt_ends_s = 0.0
-        self._place = 0  # in addresses: of the link, or of the next attempt
-        self._earlier_place = 0  # the earlier address to try next while a later one serves
         self._better: tuple[Link, float] | None = None
-        self._next_attempt_s = 0.0
-        self._pause_s = _SHORTEST_PAUSE_S
-        self._heard_s = self._said_s = 0.0
+        self._heard_s = self._beat_s = 0.0
         self._has_told_detached = False
         self._previous: tuple[int, int] | None = None
         self._process = random.SystemRandom().getrandbits(63)
@@ -170,6 +173,11 @@ class GeneratorClient:
         group_size: int = 0,
     ) -> None:
         """Ask for a group. ``steps`` are the local steps since the last request; ``average_*`` of the last average."""
+        numbers = (steps, step_s or 0.0, average_s, average_bytes, group_size)
+        if not all(0 <= number < math.inf for number in numbers):
+            raise UsageError("steps, step_s, average_s, average_bytes and group_size must be 0 or more")
+        step_s = None if step_s is None else min(step_s, MAX_SECONDS)
+        average_s, average_bytes = min(average_s, MAX_SECONDS), min(average_bytes, MAX_RATE)
         with self._lock:
             self._unreported_steps += steps
             self._is_asking = True
@@ -200,7 +208,7 @@ class GeneratorClient:
     def ask_average(self) -> None:
         """Ask for the mean of all workers: an Average that has this worker among its receivers."""
         with self._lock:
-            self._wants_average = True
+            self._asks += 1
         self._say(AskAverage())
 
     def average_finished(self, serial: int, ok: bool) -> None:
@@ -261,11 +269,11 @@ class GeneratorClient:
         now_s = _clock_s()
         wake_s = now_s + self._lease_s / 4
         if self._link is not None:
-            wake_s = min(wake_s, self._said_s + self._lease_s / 3)
+            wake_s = min(wake_s, self._beat_s + self._lease_s / 3)
         if self._attempt is not None:
             wake_s = min(wake_s, self._attempt_ends_s)
         elif self._link is None:
-            wake_s = min(wake_s, self._next_attempt_s)
+            wake_s = min(wake_s, self._search.next_s)
         ready = dict(poll.poll(max(0.0, wake_s - now_s) * 1000))
         if ready.pop(self._wake_receiver.fileno(), 0):
             with contextlib.suppress(BlockingIOError):
@@ -307,62 +315,50 @@ class GeneratorClient:
                 self._move()
             elif self._better[1] <= now_s:
                 self._drop_better()
-        can_improve = self._link is None or (self._place > 0 and self._better is None and self._is_attached)
-        if self._attempt is None and can_improve and self._next_attempt_s <= now_s and not self._ended:
+        if self._attempt is None and self._search.next_s <= now_s and not self._ended:
             self._try_next(now_s)
 
     def _try_next(self, now_s: float) -> None:
-        """Begin an attempt: at the next address, or at an earlier one while a later one serves."""
+        """Begin an attempt at the next address: any, or an earlier one while a later one serves."""
+        address = self._search.next_address()
+        if address is None or self._better is not None:
+            self._search.wait(now_s, self._lease_s)
+            return
         self._attempt_ends_s = now_s + min(HANDSHAKE_S, self._lease_s)
         try:
-            self._attempt = Link(self._addresses[self._tried_place], self._secret)
+            self._attempt = Link(address, self._secret)
         except GeneratorError as error:
             self._attempt_failed(error)
-
-    @property
-    def _tried_place(self) -> int:
-        return self._place if self._link is None else self._earlier_place
 
     def _attempt_succeeded(self, now_s: float) -> None:
         link, self._attempt = self._attempt, None
         assert link is not None
-        self._pause_s = _SHORTEST_PAUSE_S
-        self._next_attempt_s = now_s + self._lease_s
         if self._link is None:
-            self._attach(link, self._place)
+            self._attach(link)
         else:
             self._better = (link, now_s + self._lease_s)
+            self._search.wait(now_s, self._lease_s)
 
     def _attempt_failed(self, error: GeneratorError) -> None:
         if self._attempt is not None:
             self._attempt.close()
             self._attempt = None
-        tried, now_s = self._tried_place, _clock_s()
-        refused = isinstance(error, RefusedError)
-        if refused:
+        now_s = _clock_s()
+        if isinstance(error, RefusedError):
             _log.error("%s", error)
-            del self._addresses[tried]
-            if not self._addresses:
+            was_last = self._search.refused(now_s, self._lease_s)
+            if self._search.is_hopeless:
                 self._end(Refused(str(error)))
                 return
-        if self._link is None:
-            self._place = tried if refused else tried + 1
-            if self._place >= len(self._addresses):
-                self._place = 0
-                self._tell_detached(str(error))
-                self._next_attempt_s = now_s + self._pause_s * random.uniform(0.5, 1.0)
-                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            return
-        self._place -= refused
-        self._earlier_place = tried if refused else tried + 1
-        if self._earlier_place >= self._place:
-            self._earlier_place = 0
-            self._next_attempt_s = now_s + self._lease_s
+        else:
+            was_last = self._search.failed(now_s, self._lease_s)
+        if was_last and self._link is None:
+            self._tell_detached(str(error))
 
-    def _attach(self, link: Link, place: int) -> None:
-        self._link, self._place = link, place
-        self._heard_s = self._said_s = _clock_s()
-        self._earlier_place = 0
+    def _attach(self, link: Link) -> None:
+        self._link = link
+        self._heard_s = self._beat_s = _clock_s()
+        self._search.found(link.address, self._heard_s, self._lease_s)
         self._join()
 
     def _join(self) -> None:
@@ -389,10 +385,9 @@ class GeneratorClient:
         """Leave the service for one whose address is given earlier."""
         assert self._better is not None
         link, self._better = self._better[0], None
-        place = self._addresses.index(link.address)
         self._send(Goodbye())
         self._detach(f"moves back to the generator at {link.address}")
-        self._attach(link, place)
+        self._attach(link)
 
     def _drop_better(self) -> None:
         if self._better is not None:
@@ -414,7 +409,7 @@ class GeneratorClient:
             self._attempt.close()
             self._attempt = None
         self._drop_better()
-        self._place, self._next_attempt_s = 0, _clock_s()
+        self._search.lost(_clock_s())
         self._suspend()
         self._has_told_detached = False
         self._tell_detached(reason)
@@ -426,6 +421,7 @@ class GeneratorClient:
             self._is_attached = False
             self._outgoing.clear()
             self._solos = int(self._is_asking)
+            self._asks_served, self._average = 0, None
 
     def _tell_detached(self, reason: str) -> None:
         if not self._has_told_detached:
@@ -458,7 +454,7 @@ class GeneratorClient:
     # Messages
 
     def _speak(self, now_s: float) -> None:
-        """Send what callers have said, or at least a heartbeat."""
+        """Send what callers have said, and a heartbeat, whose answer tells that the service lives."""
         if self._link is None:
             return
         while True:
@@ -467,7 +463,8 @@ class GeneratorClient:
                     break
                 message = self._outgoing.popleft()
             self._send(message)
-        if self._link is not None and self._said_s + self._lease_s / 3 <= now_s:
+        if self._link is not None and self._beat_s + self._lease_s / 3 <= now_s:
+            self._beat_s = now_s
             self._send(Heartbeat())
 
     def _send(self, message: ToService) -> None:
@@ -478,7 +475,6 @@ class GeneratorClient:
         except GeneratorError as error:
             self._detach(str(error))
             return
-        self._said_s = _clock_s()
         if isinstance(message, AverageFinished):
             self._under_way.discard(message.serial)
 
@@ -511,7 +507,9 @@ class GeneratorClient:
             if isinstance(message, (Start, Solo)):
                 self._is_asking = False
             elif isinstance(message, Average) and self.worker in message.receivers:
-                self._wants_average = False
+                self._asks_served, self._average = self._asks, message.serial
+            elif isinstance(message, (Commit, Abort)) and message.serial == self._average:
+                self._asks, self._asks_served = self._asks - self._asks_served, 0
             elif isinstance(message, Evicted):
                 self._stale = True
         if isinstance(message, Evicted):
@@ -533,7 +531,7 @@ class GeneratorClient:
                 self._stale = True
             if not self._is_attached:
                 self._is_attached = True
-                if self._wants_average:
+                if self._asks:
                     self._outgoing.append(AskAverage())
                 if self._is_draining:
                     self._outgoing.append(Drain())

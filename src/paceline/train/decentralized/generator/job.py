@@ -33,7 +33,6 @@ from paceline.policy.group_tuning import GroupSizeSearch, LinkRates
 from paceline.policy.groups import GroupGenerator
 from paceline.train.decentralized.generator.averages import Averages
 from paceline.train.decentralized.generator.messages import (
-    MAX_WORKERS,
     Abort,
     Alive,
     AskAverage,
@@ -56,6 +55,7 @@ from paceline.train.decentralized.generator.messages import (
     ToService,
     ToWorker,
 )
+from paceline.train.decentralized.generator.numbers import WorkerNumbers
 
 _log = logging.getLogger("paceline.generator")
 
@@ -127,9 +127,7 @@ class Job:
         self._lost: dict[int, _Member] = {}
         self._newcomers: list[tuple[Connection, Join]] = []  # wait for a number until workers of before are back
         self._settled_s = math.inf
-        self._next_number = settings.first_number
-        self._process_of: dict[int, int] = {}
-        self._replaced: set[int] = set()  # processes whose number another process has
+        self._numbers = WorkerNumbers(settings.first_number)
         self._averages = Averages(generator.take_serial, self._send, generator.rules.longest_average_s)
         self._sizes = GroupSizeSearch()
         self._rates = LinkRates()
@@ -150,7 +148,7 @@ class Job:
         if isinstance(message, Join):
             self._join(connection, message, now_s, now_ms)
         elif isinstance(message, Heartbeat):
-            connection.send(Alive(self.steps, max(0, self._next_number - 1)))
+            connection.send(Alive(self.steps, self._numbers.highest))
             if member is not None and member.stage is Stage.ACTIVE:
                 self._deliver(self._generator.heartbeat(member.number, now_s, member.epoch))
         elif member is not None:
@@ -241,25 +239,20 @@ class Job:
         self._learn_of_former_service(join, now_s, now_ms)
         if (own := self._member_of.get(connection)) is not None:
             self._forget(own, "joined anew", now_s)
-        number = self._number_for(join)
-        if number is None and now_s < self._settled_s:
+        if self._numbers.known(join) is None and now_s < self._settled_s:
             self._newcomers.append((connection, join))
             return
-        if reason := self._refusal(join, number):
+        if reason := self._numbers.refusal(join) or self._too_late(join):
             _log.warning("%s of host %s is refused: %s", connection.name, join.host, reason)
             connection.send(Refused(reason))
             connection.close(reason)
             return
-        number = self._next_number if number is None else number
+        number = self._numbers.take(join)
         former = self._members.get(number)
         copied = former is None or former.ready
         was_evicted = join.previous is not None and join.previous[0] == self.instance and former is None
         if former is not None:
             self._replace(former, join, now_s)
-        if self._process_of.setdefault(number, join.process) != join.process:
-            self._replaced.add(self._process_of[number])
-            self._process_of[number] = join.process
-        self._skip_used_numbers()
         copy = (join.fresh or join.stale or was_evicted or not copied) and self._anybody_has_weights
         member = _Member(number, join, connection, now_s, Stage.COPYING, ready=False)
         self._members[number] = self._member_of[connection] = member
@@ -275,23 +268,7 @@ class Job:
         if self._has_enough:
             connection.send(Enough(self.steps))
 
-    def _number_for(self, join: Join) -> int | None:
-        """Return the number that the worker has already."""
-        if join.worker is not None:
-            return join.worker
-        if join.previous is None:
-            return None
-        number = join.previous[1]
-        return number if self._process_of.get(number, join.process) == join.process else None
-
-    def _refusal(self, join: Join, number: int | None) -> str | None:
-        if join.process in self._replaced:
-            return "another process has joined with this worker's number: give each process a number of its own"
-        if number is None and self._next_number >= MAX_WORKERS:
-            return (
-                f"all {MAX_WORKERS} worker numbers of this job are used up, and none is used twice: "
-                "start the job anew from a checkpoint"
-            )
+    def _too_late(self, join: Join) -> str | None:
         if self._has_enough and not self._members and join.previous is None:
             return f"the job has ended after {self.steps} steps, and no worker is left: start another generator"
         return None
@@ -312,16 +289,11 @@ class Job:
             self._generator.advance(join.epoch_seen + 1 if join.epoch_seen else 0, join.serial_seen + 1)
         if join.previous is not None and now_s <= self._settled_s:
             self._count_steps(max(0, join.steps_seen - self.steps))
-            self._next_number = max(self._next_number, join.highest_worker_seen + 1)
-            self._skip_used_numbers()
+            self._numbers.leave_out(join.highest_worker_seen)
 
     def _advance(self, now_ms: int) -> None:
         """Begin with an epoch and serial numbers that no former service has used."""
         self._generator.advance(now_ms, now_ms * _SERIALS_PER_MS)
-
-    def _skip_used_numbers(self) -> None:
-        while self._next_number in self._process_of:
-            self._next_number += 1
 
     def _activate(self, member: _Member, now_s: float) -> None:
         """The worker has the weights: it may be in groups."""

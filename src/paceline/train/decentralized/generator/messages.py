@@ -42,17 +42,20 @@ MAX_WORKERS = 4096
 """Worker numbers are below this: a number is a slot of the mesh through which workers average."""
 
 MAX_STEPS_AT_ONCE = 1_000_000
+MAX_ADDRESS = 1024
+MAX_SECONDS = 1e9
+MAX_RATE = 1e15
 
 Worker = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORKERS)]
 Serial = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 RandomNumber = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Bytes = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-Rate = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+Bytes = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=MAX_RATE)]
 HostName = Annotated[str, msgspec.Meta(max_length=255)]
-Address = Annotated[str, msgspec.Meta(max_length=1024)]
+Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS)]
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
