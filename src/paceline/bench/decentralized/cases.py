@@ -112,7 +112,7 @@ class Slowness:
     def factors(self, count: int, what: str) -> list[float]:
         """Return how many times slower each of ``count`` members is."""
         chosen = self.numbers or tuple(range(count - count // 2, count))
-        if max(chosen) >= count:
+        if max(chosen, default=0) >= count:
             raise UsageError(f"{what} {max(chosen)} cannot be slow: there are {what}s 0 to {count - 1}")
         return [self.factor if number in chosen else 1.0 for number in range(count)]
 
