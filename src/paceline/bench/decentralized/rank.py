@@ -138,7 +138,8 @@ class _Training:
             return self.model
         if job.scheme in DDP:
             return _ddp(self.model, job.buckets)
-        return Decentralized(self.model, optimizer, scheme=job.scheme, timeout_s=job.timeout_s, **job.options)
+        options: dict[str, Any] = job.options
+        return Decentralized(self.model, optimizer, scheme=job.scheme, timeout_s=job.timeout_s, **options)
 
     def optimizer(self) -> SGD:
         """Return the optimizer of the warm-up, whose steps change nothing."""
