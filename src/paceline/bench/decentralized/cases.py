@@ -28,7 +28,7 @@ ALIASES = {
 
 USUAL_SCHEMES = ("ddp-gloo", "ddp-paceline", "ps", "adpsgd", "ripples", "ripples-blocking")
 
-OWN_PACE = frozenset({"adpsgd", "ps-async", "ripples"})
+OWN_PACE = frozenset({"adpsgd", "eager", "ps-async", "ripples"})
 """Schemes whose workers make steps at their own pace and end whenever told. The others end after equally many steps."""
 
 _SLOW = re.compile(r"(half|\d{1,3}(?:\+\d{1,3})*):(\d+(?:\.\d+)?)x")

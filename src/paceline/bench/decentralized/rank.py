@@ -138,7 +138,7 @@ class _Training:
             return self.model
         if job.scheme in DDP:
             return _ddp(self.model, job.buckets)
-        options: dict[str, Any] = job.options
+        options: dict[str, Any] = dict(job.options)
         return Decentralized(self.model, optimizer, scheme=job.scheme, timeout_s=job.timeout_s, **options)
 
     def optimizer(self) -> SGD:
