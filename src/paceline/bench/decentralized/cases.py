@@ -28,7 +28,7 @@ ALIASES = {
 
 USUAL_SCHEMES = ("ddp-gloo", "ddp-paceline", "ps", "adpsgd", "ripples", "ripples-blocking")
 
-OWN_PACE = frozenset({"adpsgd", "ps-async", "ripples"})
+OWN_PACE = frozenset({"adpsgd", "eager", "ps-async", "ripples"})
 """Schemes whose workers make steps at their own pace and end whenever told. The others end after equally many steps."""
 
 _SLOW = re.compile(r"(half|\d{1,3}(?:\+\d{1,3})*):(\d+(?:\.\d+)?)x")
@@ -112,7 +112,7 @@ class Slowness:
     def factors(self, count: int, what: str) -> list[float]:
         """Return how many times slower each of ``count`` members is."""
         chosen = self.numbers or tuple(range(count - count // 2, count))
-        if max(chosen) >= count:
+        if max(chosen, default=0) >= count:
             raise UsageError(f"{what} {max(chosen)} cannot be slow: there are {what}s 0 to {count - 1}")
         return [self.factor if number in chosen else 1.0 for number in range(count)]
 

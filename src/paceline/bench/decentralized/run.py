@@ -68,7 +68,7 @@ class Plan:
     batch: int = 16
     learning_rate: float = 0.06
     momentum: float = 0.9
-    target: float = 0.35
+    target: float = 0.4
     window: int = 160
     steps: int | None = None
     give_up_s: float = 180.0
@@ -86,10 +86,10 @@ class Plan:
             if not value > 0:
                 raise UsageError(f"{option} must be more than 0, not {value}")
         for scenario in self.scenarios:
-            scenario.compute_factors(self.num_workers)
-            scenario.link_factors(len(self.cluster.hosts))
             if scenario.links and not self.in_lab:
                 raise UsageError("--slow-links needs a lab, whose links it slows: add --lab lan8")
+            scenario.compute_factors(self.num_workers)
+            scenario.link_factors(len(self.cluster.hosts))
         bytes_wanted = self.communication * self.compute_s / lab_s_per_byte(self.rated())
         object.__setattr__(self, "width", width_for(bytes_wanted / 4))
 
