@@ -169,6 +169,25 @@ def test_a_parameter_server_trains_with_mean_gradients() -> None:
     run_ranks(_serves_in_bulk, 3)
 
 
+def _some_ranks(me: Member, scheme: str) -> list[float]:
+    """Ranks 3, 1 and 2 of four, in this order."""
+    group = dist.new_group([3, 1, 2], sort_ranks=False)
+    if me.rank == 0:
+        return []
+    ours, made = build()
+    model = paceline.Decentralized(ours, made, group, scheme=scheme)
+    train(model, made, dist.get_rank(group), 6)
+    model.finish()
+    return flat(ours).tolist()
+
+
+@pytest.mark.parametrize("scheme", ["allreduce", "ps"])
+def test_some_ranks_train(scheme: str) -> None:
+    wanted = mean_gradient_training("sgd", 3, 6)
+    for ours in run_ranks(_some_ranks, 4, scheme)[1:]:
+        assert (torch.tensor(ours) - wanted).abs().max() < 1e-5
+
+
 def _alone(me: Member) -> None:
     for scheme, options in SCHEMES.items():
         if scheme == "diloco":

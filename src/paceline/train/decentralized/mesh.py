@@ -136,10 +136,25 @@ class OpenMesh(Mesh):
 
 def twin(parent: Any, purpose: str) -> Any:
     """Return a new group with a group's ranks and backend, for traffic that must not queue behind the user's."""
-    return dist.new_group(
-        dist.get_process_group_ranks(parent),
+    return new_group(parent, dist.get_process_group_ranks(parent), purpose)
+
+
+def new_group(parent: Any, ranks: Sequence[int], purpose: str, timeout: timedelta | None = None) -> Any:
+    """Return a new group of some of a group's ranks, given by their global numbers; all ranks of the parent call it.
+
+    A rank that is not in it gets None, or a group of itself alone. Where all ranks of the job call, torch numbers
+    groups, so that a name is never used twice: Gloo needs that. Elsewhere it names a group by its ranks and by how many
+    groups the process has, so all must have equally many.
+    """
+    everybody = dist.get_world_size(parent) == dist.get_world_size()
+    if not everybody and dist.get_rank() not in ranks:
+        ranks = [dist.get_rank()]
+    group = dist.new_group(
+        list(ranks),
+        timeout=timeout,
         backend=dist.get_backend_config(parent),
-        use_local_synchronization=True,
+        use_local_synchronization=not everybody,
         group_desc=f"paceline {purpose}",
         sort_ranks=False,
     )
+    return None if group == dist.GroupMember.NON_GROUP_MEMBER else group

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import MessageError, UsageError
-from paceline.train.decentralized.mesh import GroupMesh
+from paceline.train.decentralized.mesh import new_group
 from paceline.train.decentralized.schemes.scheme import Scheme, Worker
 from paceline.train.decentralized.schemes.synchronous import group_mesh
 from paceline.train.decentralized.schemes.weight_server import (
@@ -64,7 +64,9 @@ class Served(Scheme):
         self._asked_at: float | None = None
         self._ended = False
         self._sent_lock = threading.Lock()
-        self._groups = _pairs(mesh, worker.timeout_s)
+        within = timedelta(seconds=worker.timeout_s)
+        ranks = dist.get_process_group_ranks(mesh.parent)
+        self._groups = [new_group(mesh.parent, [ranks[0], other], "parameter server", within) for other in ranks[1:]]
         if mesh.worker == 0:
             self._server = self.make_server()
             for number in range(1, mesh.num_workers):
@@ -127,7 +129,8 @@ class Served(Scheme):
                 self._send(LEAVE)
                 self._wait()
         for number, group in enumerate(self._groups):
-            if not (self._threads and self._threads[number].is_alive()):  # else its worker has still to be told
+            still_needed = bool(self._threads) and self._threads[number].is_alive()  # its worker has yet to be told
+            if group is not None and not still_needed:
                 dist.destroy_process_group(group)
 
     def _ask(self, kind: int) -> torch.Tensor:
@@ -244,23 +247,3 @@ class AsyncParameterServer(Served):
         """Return a server that waits for nobody, within bounds."""
         num_workers = group_mesh(self.mesh).num_workers
         return BoundedServer(self.weights, self.worker.optimizer, num_workers, self.worker.total_steps, self._staleness)
-
-
-def _pairs(mesh: GroupMesh, timeout_s: float) -> list[Any]:
-    """Return the server's groups with each other worker; in place of others' groups a worker has some of itself alone.
-
-    torch names a group by its ranks and by how many groups its process has, so all must have equally many.
-    """
-    ranks = dist.get_process_group_ranks(mesh.parent)
-    own = ranks[mesh.worker]
-    return [
-        dist.new_group(
-            [ranks[0], other] if own in (ranks[0], other) else [own],
-            timeout=timedelta(seconds=timeout_s),
-            backend=dist.get_backend_config(mesh.parent),
-            use_local_synchronization=True,
-            group_desc="paceline parameter server",
-            sort_ranks=False,
-        )
-        for other in ranks[1:]
-    ]
