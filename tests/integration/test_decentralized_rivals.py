@@ -151,6 +151,34 @@ def _adds_up(me: Member) -> list[float]:
     return _weights(module).tolist()
 
 
+def _push_sums(me: Member, overlap: bool) -> tuple[list[float], list[float]]:
+    """Return the weight of PushSum and x after each of 20 rounds, without what is on its way."""
+    module = _constant(me.rank)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    model = Decentralized(module, optimizer, scheme="sgp", init_sync=False, timeout_s=60.0, overlap=overlap)
+    scheme: Any = model._scheme
+    ws, xs = [], []
+    for batch in _regression(me, 20):
+        _step(model, optimizer, batch)
+        ws.append(scheme._push_weight)
+        xs.append(scheme._push_weight * float(_weights(module)[0]))
+    model.finish()
+    return ws, xs
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("num_workers", [3, 4, 5])
+def test_sgp_preserves_both_sums(num_workers: int, overlap: bool) -> None:
+    """With overlap half of each sum is on its way after a step."""
+    outcomes = run_ranks(_push_sums, num_workers, overlap)
+    here = 0.5 if overlap else 1.0
+    for step in range(20):
+        assert sum(ws[step] for ws, _ in outcomes) == pytest.approx(here * num_workers, abs=1e-5)
+        assert sum(xs[step] for _, xs in outcomes) == pytest.approx(here * sum(range(num_workers)), abs=1e-4)
+    for ws, xs in outcomes:
+        assert xs[-1] / ws[-1] == pytest.approx((num_workers - 1) / 2, abs=0.02)
+
+
 @pytest.mark.parametrize("num_workers", [3, 4])
 def test_eager_loses_no_gradient(num_workers: int) -> None:
     expected = -sum((10 + 7 * rank) * (rank + 1.0) for rank in range(num_workers)) / num_workers
@@ -245,7 +273,7 @@ def test_a_worker_that_leaves_hangs_nobody(scheme: str) -> None:
         assert said == "finished" if scheme == "adpsgd" else "rank 2" in said
 
 
-def _survives(me: Member, scheme: str) -> str:
+def _survives(me: Member, scheme: str, victim: int) -> str:
     me.join()
     module = nn.Linear(SIZE, 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
@@ -255,7 +283,7 @@ def _survives(me: Member, scheme: str) -> str:
         for batch in _regression(me, 60):
             _step(model, optimizer, batch)
             time.sleep(0.005)
-            if me.rank == 3 and model.statistics.steps == 10:
+            if me.rank == victim and model.statistics.steps == 10:
                 os.kill(os.getpid(), signal.SIGKILL)
         model.finish()
     except RuntimeError as error:
@@ -264,13 +292,17 @@ def _survives(me: Member, scheme: str) -> str:
     return f"{said} after {model.statistics.steps}"
 
 
+@pytest.mark.parametrize("victim", [0, 2, 3])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_killed_worker_hangs_nobody(scheme: str) -> None:
-    with Ranks(_survives, 4, scheme, join=False) as ranks:
-        outcomes = ranks.outcomes(60, [0, 1, 2])
+def test_a_killed_worker_hangs_nobody(scheme: str, victim: int) -> None:
+    with Ranks(_survives, 4, scheme, victim, join=False) as ranks:
+        outcomes = ranks.outcomes(60, [rank for rank in range(4) if rank != victim])
     for outcome in outcomes:
         assert outcome.error is None, outcome.error
-        assert outcome.value == "finished after 60" if scheme == "adpsgd" else "rank 3" in outcome.value
+        if scheme == "adpsgd" and victim != 0:
+            assert outcome.value == "finished after 60"
+        else:
+            assert f"rank {victim}" in outcome.value
 
 
 def test_groups_of_wagma() -> None:

@@ -19,6 +19,9 @@ _DONE = 3
 _LOST = 4  # a worker
 _FRONT = 5  # rounds: the most that any worker has begun; to those in a meeting
 _MET = 6  # rounds: as before
+_VERDICT_S = 2.0
+"""How long a worker with an error waits to hear from worker 0 who was lost."""
+
 FIRST_KIND = 16
 """Kinds of a scheme's own messages begin here."""
 
@@ -53,6 +56,8 @@ class Progress:
         self._counts = count_rounds or self._total_steps is not None
         self.condition = threading.Condition()
         self.failure = ""
+        """Why the scheme cannot go on."""
+        self._loss = ""  # the same, if worker 0 says so or is lost
         self.live = list(range(mesh.num_workers))
         """Workers that worker 0 has not called lost: the same on all when a meeting ends."""
         self.front = 0
@@ -80,7 +85,10 @@ class Progress:
     def check(self) -> None:
         """Raise an error if the scheme cannot go on."""
         if self.failure:
-            raise MessageError(self.failure)
+            with self.condition:  # others may leave because of the same loss: name the first to be lost, not them
+                self.condition.wait_for(lambda: bool(self._loss), _VERDICT_S)
+            known = self._loss and self._loss != self.failure
+            raise MessageError(f"{self._loss}; {self.failure}" if known else self.failure)
 
     def wait_for(self, ready: Callable[[], bool], what: str) -> None:
         """Wait until something is true that is signalled by ``condition``; raise an error if the scheme fails."""
@@ -177,7 +185,7 @@ class Progress:
         self.live.remove(worker)
         if self._on_lost is None or worker == 0:
             needed = "it counts the steps of all" if worker == 0 else "this scheme needs all of them"
-            self.fail(self.failure or f"rank {worker} is lost or has left the training, and {needed}: start anew")
+            self._note_loss(f"rank {worker} is lost or has left the training, and {needed}: start anew")
         else:
             self._on_lost(worker)
 
@@ -191,8 +199,12 @@ class Progress:
                 if self._books_changed is not None:
                     self._books_changed()
             elif peer == 0:
-                self.fail(f"rank 0, which counts the steps of all, is lost: {reason}")
+                self._note_loss(f"rank 0, which counts the steps of all, is lost: {reason}")
             self.condition.notify_all()
+
+    def _note_loss(self, loss: str) -> None:
+        self._loss = self._loss or loss
+        self.fail(self._loss)
 
     # The books.
 
