@@ -29,8 +29,8 @@ class ADPSGD(Scheme):
     beside the next steps: the gradients are those of somewhat older weights, as in the paper. A worker of an odd number
     answers at any time, one at a time, also while it computes. As only one side begins exchanges, there is no deadlock.
 
-    If an exchange takes longer than a step, the next one follows at once, and there are fewer exchanges than steps.
-    With ``wait=True`` the worker waits instead, so that there is one for each step, as in the paper's Algorithm 1.
+    If an exchange takes longer than a step, the next one follows at once: there are fewer exchanges than steps. With
+    ``wait=True`` the worker waits instead, so that there is one for each step, as in the paper's Algorithm 1.
 
     A worker that dies is left alone; the others go on, unless it is worker 0, which counts the steps.
     """
