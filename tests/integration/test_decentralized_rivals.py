@@ -112,13 +112,19 @@ def _check_training(outcomes: list[Any]) -> None:
 
 
 def _contracts(me: Member, scheme: str, options: dict[str, Any], num_steps: int) -> tuple[list[float], list[float]]:
-    """Train with learning rate 0, so that only averages change the weights; return them before and after finish."""
+    """Train with learning rate 0, so that only averages change the weights; return them before and after finish.
+
+    On the way, at another step on each rank, all look at the mean.
+    """
     module = _constant(me.rank)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     model = Decentralized(module, optimizer, scheme=scheme, init_sync=False, timeout_s=60.0, **options)
     for batch in _regression(me, num_steps + me.rank):
         _step(model, optimizer, batch)
         time.sleep(0.002)
+        if model.statistics.steps == 10 + 2 * me.rank:
+            with model.averaged():
+                assert _weights(module).tolist() == pytest.approx([(me.world_size - 1) / 2] * (SIZE + 1), abs=1e-4)
     before = _weights(module).tolist()
     model.finish()
     return before, _weights(module).tolist()

@@ -17,7 +17,7 @@ _START = FIRST_KIND  # step, elements
 
 
 def default_group_size(num_workers: int) -> int:
-    """Return the power of two next to the square root, and at least 2.
+    """Return the largest power of two up to the square root, and at least 2.
 
     >>> [default_group_size(n) for n in (2, 4, 8, 16, 64)]
     [2, 2, 2, 4, 8]
