@@ -125,6 +125,7 @@ class Job:
         self._members: dict[int, _Member] = {}
         self._member_of: dict[Connection, _Member] = {}
         self._lost: dict[int, _Member] = {}
+        self._model = ""  # that of the first member
         self._newcomers: list[tuple[Connection, Join]] = []  # wait for a number until workers of before are back
         self._settled_s = math.inf
         self._next_number = settings.first_number
@@ -245,6 +246,7 @@ class Job:
         if number is None and now_s < self._settled_s:
             self._newcomers.append((connection, join))
             return
+        self._model = self._model if self._members else join.model
         if reason := self._refusal(join, number):
             _log.warning("%s of host %s is refused: %s", connection.name, join.host, reason)
             connection.send(Refused(reason))
@@ -287,6 +289,11 @@ class Job:
     def _refusal(self, join: Join, number: int | None) -> str | None:
         if join.process in self._replaced:
             return "another process has joined with this worker's number: give each process a number of its own"
+        if join.model != self._model:
+            return (
+                f"its model is not the one of the job's other workers: {join.model} here, {self._model} there; build "
+                "the same on all"
+            )
         if number is None and self._next_number >= MAX_WORKERS:
             return (
                 f"all {MAX_WORKERS} worker numbers of this job are used up, and none is used twice: "
