@@ -83,8 +83,9 @@ class GroupMesh(Mesh):
             partial.give_up(number, reason, self.group)
 
     def close(self) -> None:
-        """Leave the group."""
-        dist.destroy_process_group(self.group)
+        """Leave the group, unless it went with the default group."""
+        if dist.is_initialized() and self.group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self.group)
 
 
 class OpenMesh(Mesh):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.config import Config
-from paceline.errors import UsageError
+from paceline.errors import UnsupportedError, UsageError
 from paceline.train.decentralized.generator.messages import MAX_WORKERS
 from paceline.train.decentralized.generator.secret import read_secret
 from paceline.train.decentralized.mesh import GroupMesh, OpenMesh
@@ -74,21 +75,32 @@ class Decentralized(nn.Module):
         ownership.check_free(module, f"paceline.{_NAME}")
         if total_steps is not None and total_steps < 1:
             raise UsageError(f"total_steps is {total_steps}: it must be 1 or more")
+        if not timeout_s > 0:
+            raise UsageError(f"timeout_s is {timeout_s}: it must be above 0")
         self.module = module
         self.optimizer = optimizer
         self.training = module.training
-        self._open = True
+        self._in_closure = False
         weights = Weights(module, optimizer, average_state=average_state)
         place = (
             None if generator is None else _generator_place(generator, secret_file, process_group, scheme, total_steps)
         )
+        if place is not None and weights.device.type != "cpu":
+            raise UnsupportedError(f"the module is on {weights.device}: with generator= weights are on the CPU")
         mesh = _group_mesh(process_group) if place is None else OpenMesh(place.secret, MAX_WORKERS)
-        if isinstance(mesh, GroupMesh) and mesh.num_workers > 1:
-            checks.check_alike(module, mesh.group)
-            if init_sync:
-                _copy_from_first(module, mesh)
-        self._worker = Worker(mesh, weights, optimizer, total_steps, timeout_s, place)
-        self._scheme: Scheme = kind(self._worker, **options)
+        try:
+            if isinstance(mesh, GroupMesh) and mesh.num_workers > 1:
+                checks.check_alike(module, mesh.group)
+                if init_sync:
+                    _copy_from_first(module, mesh)
+            model = checks.fingerprint(module) + (", with the optimizer's state" if average_state else "")
+            self._worker = Worker(mesh, weights, optimizer, total_steps, timeout_s, place, model)
+            self._scheme: Scheme = kind(self._worker, **options)
+        except BaseException:
+            mesh.close()
+            raise
+        self._open = True
+        atexit.register(self.close)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -99,15 +111,33 @@ class Decentralized(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Return the module's forward pass."""
-        self._worker.weights.end_step()  # where the last one ended by an exception
+        if not self._in_closure:
+            self._worker.weights.end_step()  # where the last one ended by an exception
         return self.module(*inputs, **kwargs)
 
-    def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> Any:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self._worker.weights.end_step()
         if closure is None:
             self._scheme.before_step()
+            self._worker.weights.begin_step()
+            return None
         self._worker.weights.begin_step()
+        if len(args) > 1:
+            return (args[0], self._watched(closure), *args[2:]), kwargs
+        return args, {**kwargs, "closure": self._watched(closure)}
+
+    def _watched(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the closure of a step, which runs the module while the step is under way."""
+
+        def run() -> Any:
+            self._in_closure = True
+            try:
+                return closure()
+            finally:
+                self._in_closure = False
+
+        return run
 
     def _after_step(self, *_: object) -> None:
         self._worker.weights.end_step()
@@ -134,11 +164,15 @@ class Decentralized(nn.Module):
         """Leave the training as it stands: module and optimizer are free, and the other workers go on."""
         if self._open:
             self._open = False
+            atexit.unregister(self.close)
+            self._worker.weights.end_step()
             for hook in self._hooks:
                 hook.remove()
             ownership.disown(self.module)
-            self._scheme.close()
-            self._worker.mesh.close()
+            try:
+                self._scheme.close()
+            finally:
+                self._worker.mesh.close()
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -151,6 +185,7 @@ class Decentralized(nn.Module):
             yield self.module
             return
         self._worker.weights.end_step()
+        self._worker.weights.check_own()
         self._worker.weights.show(self._scheme.average())
         try:
             yield self.module
@@ -170,10 +205,12 @@ class Decentralized(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load into the module, the same on every worker; keys may have the prefix ``module.`` of DDP."""
+        self._worker.weights.end_step()
         state = dict(state_dict)
         if state and all(key.startswith("module.") for key in state) and not hasattr(self.module, "module"):
             state = {key.removeprefix("module."): value for key, value in state.items()}
-        return self.module.load_state_dict(state, strict=strict, assign=assign)
+        with self._worker.weights.locked():
+            return self.module.load_state_dict(state, strict=strict, assign=assign)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """Return a copy of the module alone: it takes no part in the training."""

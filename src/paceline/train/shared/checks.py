@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -65,10 +66,7 @@ def check_parameters(module: nn.Module, optimizer: Optimizer, wrapper: str) -> N
 
 def check_alike(module: nn.Module, group: Any) -> None:
     """All ranks have the same model."""
-    mine = [
-        (name, tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad, parameter.stride())
-        for name, parameter in module.named_parameters()
-    ] + [(name, tuple(buffer.shape), str(buffer.dtype), False, ()) for name, buffer in module.named_buffers()]
+    mine = _shapes(module)
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
     for rank, theirs in enumerate(everyone):
@@ -79,6 +77,20 @@ def check_alike(module: nn.Module, group: Any) -> None:
                 f"rank {rank} has another model than rank 0: {first[1]} where rank 0 has {first[0]}; build the same "
                 "on all"
             )
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Return a few words that differ for models that differ in size, names or types."""
+    parameters = list(module.parameters())
+    digest = hashlib.sha256(repr(_shapes(module)).encode()).hexdigest()[:16]
+    return f"{len(parameters)} parameters, {sum(one.numel() for one in parameters)} elements, digest {digest}"
+
+
+def _shapes(module: nn.Module) -> list[Any]:
+    return [
+        (name, tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad, parameter.stride())
+        for name, parameter in module.named_parameters()
+    ] + [(name, tuple(buffer.shape), str(buffer.dtype), False, ()) for name, buffer in module.named_buffers()]
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

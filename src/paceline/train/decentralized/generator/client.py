@@ -81,7 +81,8 @@ class GeneratorClient:
 
     ``addresses`` are those of the job's generators. The first that answers is used; while it is not the very first,
     the client moves back as soon as an earlier one answers. ``worker`` is the worker's number, or None to be given one.
-    ``fresh``: this process does not have the weights that the others began with.
+    ``fresh``: this process does not have the weights that the others began with. Workers with another ``model`` than
+    the first one's are refused.
 
     ``on_message`` is called in the client's thread with each message of ``messages.py``, perhaps before the constructor
     has returned. It must be quick: as long as it runs, nobody says that this worker is alive. Methods may be called
@@ -102,6 +103,7 @@ class GeneratorClient:
         fresh: bool,
         rate_bytes_per_s: float | None = None,
         lease_s: float = 30.0,
+        model: str = "",
     ) -> None:
         if not addresses:
             raise UsageError("give the address of at least one generator")
@@ -117,6 +119,7 @@ class GeneratorClient:
         self._secret = check_secret(secret)
         self._given, self._host, self._address = worker, host[:255], address
         self._on_message = on_message
+        self._model = model[:255]
         self._rate_bytes_per_s = rate_bytes_per_s
         self._lease_s = lease_s
         # Shared with callers, under the lock
@@ -378,6 +381,7 @@ class GeneratorClient:
                 self._serial_seen,
                 self._steps_seen,
                 self._highest_seen,
+                self._model,
             )
         )
 

@@ -125,6 +125,7 @@ class Job:
         self._members: dict[int, _Member] = {}
         self._member_of: dict[Connection, _Member] = {}
         self._lost: dict[int, _Member] = {}
+        self._model = ""  # that of the first member
         self._newcomers: list[tuple[Connection, Join]] = []  # wait for a number until workers of before are back
         self._settled_s = math.inf
         self._numbers = WorkerNumbers(settings.first_number)
@@ -242,7 +243,8 @@ class Job:
         if self._numbers.known(join) is None and now_s < self._settled_s:
             self._newcomers.append((connection, join))
             return
-        if reason := self._numbers.refusal(join) or self._too_late(join):
+        self._model = self._model if self._members else join.model
+        if reason := self._numbers.refusal(join) or self._refusal(join):
             _log.warning("%s of host %s is refused: %s", connection.name, join.host, reason)
             connection.send(Refused(reason))
             connection.close(reason)
@@ -268,7 +270,12 @@ class Job:
         if self._has_enough:
             connection.send(Enough(self.steps))
 
-    def _too_late(self, join: Join) -> str | None:
+    def _refusal(self, join: Join) -> str | None:
+        if join.model != self._model:
+            return (
+                f"its model is not the one of the job's other workers: {join.model} here, {self._model} there; build "
+                "the same on all"
+            )
         if self._has_enough and not self._members and join.previous is None:
             return f"the job has ended after {self.steps} steps, and no worker is left: start another generator"
         return None

@@ -55,6 +55,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 Bytes = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=MAX_RATE)]
 HostName = Annotated[str, msgspec.Meta(max_length=255)]
+Model = Annotated[str, msgspec.Meta(max_length=255)]
 Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS)]
 
 
@@ -71,7 +72,8 @@ class Join(_Message, frozen=True):
     ``worker`` is its number, or None for one that nobody had. ``address`` tells others where its weights can be
     averaged; the generator only passes it on. ``previous`` is the instance and number of its last Joined. ``stale``: it
     stood still, so its weights are old. ``fresh``: it has never had the job's weights. ``process`` is a random number
-    of the process. The rest is what it knows of a former service, so that this one can go on where that one ended.
+    of the process. ``model`` tells models apart that cannot be averaged with each other. The rest is what it knows of a
+    former service, so that this one can go on where that one ended.
     """
 
     worker: Worker | None
@@ -86,6 +88,7 @@ class Join(_Message, frozen=True):
     serial_seen: Serial = 0
     steps_seen: Count = 0
     highest_worker_seen: Worker = 0
+    model: Model = ""
 
 
 class Request(_Message, frozen=True):

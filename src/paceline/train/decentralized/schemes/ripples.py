@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import queue
-import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from paceline.errors import GeneratorError, UsageError
-from paceline.policy.groups import Formation, Rules
+from paceline.errors import GeneratorError
 from paceline.train.decentralized.generator.client import GeneratorClient
 from paceline.train.decentralized.generator.messages import (
     Abort,
@@ -22,6 +21,7 @@ from paceline.train.decentralized.generator.messages import (
     Commit,
     Detached,
     Enough,
+    Evicted,
     Joined,
     Left,
     Refused,
@@ -29,16 +29,16 @@ from paceline.train.decentralized.generator.messages import (
     Start,
 )
 from paceline.train.decentralized.generator.service import GeneratorService
-from paceline.train.decentralized.hosts import host_name, own_address
+from paceline.train.decentralized.hosts import host_name
 from paceline.train.decentralized.mesh import GroupMesh
+from paceline.train.decentralized.schemes.ripples_start import read_rules, start_services
 from paceline.train.decentralized.schemes.scheme import Scheme, Worker
 
 _log = logging.getLogger("paceline.decentralized")
 
-_STANDBYS = 8
-"""So many of the first workers can run the generator; the others only use it."""
-
-_FIRST_GROUP_SIZE = 2
+_LOOK_S = 0.5
+_CLOSING_S = 10.0
+_COPY_ATTEMPTS = 3
 
 
 @dataclass
@@ -48,8 +48,9 @@ class _Averaged:
     serial: int
     difference: torch.Tensor
     num_members: int
+    num_copies: int  # how often this worker had been told to copy weights when it began
     began_s: float
-    took_s: float
+    took_s: float = 0.0
 
 
 class Ripples(Scheme):
@@ -67,6 +68,10 @@ class Ripples(Scheme):
 
     The generator runs beside the first worker, and the next ones stand by: if it is lost they take over. Or it runs
     apart (``paceline generator``); then workers may come and go.
+
+    Four threads work together. The training thread asks for groups and changes the weights, between two steps. The
+    client's thread hears what the generator says; it alone decides whether a group or an average is still wanted. One
+    thread averages with groups and one with all workers, each in the order of what has been heard.
     """
 
     def __init__(
@@ -82,21 +87,34 @@ class Ripples(Scheme):
         longest_average_s: float = 60.0,
     ) -> None:
         super().__init__(worker)
-        rules = _rules(group_size, formation, slow_factor, patience_s, lease_s, longest_average_s)
+        rules = read_rules(group_size, formation, slow_factor, patience_s, lease_s, longest_average_s)
         self._overlap = overlap
         self._longest_s = longest_average_s
+        self._lease_s = lease_s
         self._service: GeneratorService | None = None
-        # Shared by the training thread, the two threads here and the client's, under this condition:
+        self._client: GeneratorClient | None = None
+        # Shared by all threads, under this condition:
         self._changed = threading.Condition()
         self._may_ask = False  # no request or average is under way
-        self._ready: _Averaged | None = None  # committed, to be applied
+        self._ready: list[_Averaged] = []  # committed, to be applied
         self._replacement: torch.Tensor | None = None  # others' mean for a worker whose own weights are old
-        self._joined = self._copying = self._finishing = self._ended = False
+        self._joined = self._copying = self._finishing = False
+        self._num_copies = self._num_failed_copies = 0
+        self._group: int | None = None  # the serial of the group that has started and not ended
+        self._average: Average | None = None  # the average of all workers that has started and not ended
+        self._wants_mean = False
         self._mean: torch.Tensor | None = None  # the answer to average()
+        self._final: torch.Tensor | None = None  # the last mean of all
+        self._uncommitted_final: torch.Tensor | None = None  # the generator was lost before it said Commit
+        self._failed = ""  # why the mean that average() or finish() waits for does not come
         self._refused = ""
         self._detached = ""
+        self._detached_at_s = 0.0
         # The groups' thread alone:
         self._averaged: _Averaged | None = None
+        self._snapshot: torch.Tensor | None = None
+        # The averages' thread alone:
+        self._global: tuple[Average, torch.Tensor] | None = None  # done, and to be committed
         # The training thread alone:
         self._steps_untold = 0
         self._step_began_s = time.perf_counter()
@@ -110,60 +128,37 @@ class Ripples(Scheme):
                 ("averages", self._globals, self._on_average),
             )
         ]
-        for thread in self._threads:
-            thread.start()
-        self._client = self._connect(rules, group_size == "auto", link_aware)
-        self._await(lambda: self._joined and not self._copying, "the generator has not let this worker in")
-        self._apply()
+        try:
+            place = self.worker.generator
+            if place is not None:
+                addresses, secret = [place.address], place.secret
+            else:
+                self._service, addresses, secret = start_services(worker, rules, group_size == "auto", link_aware)
+            self._client = GeneratorClient(
+                addresses,
+                secret,
+                worker=None if place is not None else self.mesh.worker,
+                host=host_name(),
+                address=self.mesh.address,
+                on_message=self._on_message,
+                fresh=place is not None,
+                lease_s=rules.lease_s,
+                model=worker.model,
+            )
+            for thread in self._threads:  # they answer through the client
+                thread.start()
+            self._await(lambda: self._joined and not self._copying, "the generator has not let this worker in")
+            self._apply()
+            if isinstance(self.mesh, GroupMesh):
+                dist.barrier(group=self.mesh.group)  # nobody ends the training before all have joined
+        except BaseException:
+            self.close()
+            raise
 
-    # Joining.
-
-    def _connect(self, rules: Rules, adapts: bool, link_aware: bool) -> GeneratorClient:
-        place = self.worker.generator
-        if place is not None:
-            addresses, secret = [place.address], place.secret
-        else:
-            addresses, secret = self._start_services(rules, adapts, link_aware)
-        return GeneratorClient(
-            addresses,
-            secret,
-            worker=None if place is not None else self.mesh.worker,
-            host=host_name(),
-            address=self.mesh.address,
-            on_message=self._on_message,
-            fresh=place is not None,
-            lease_s=rules.lease_s,
-        )
-
-    def _start_services(self, rules: Rules, adapts: bool, link_aware: bool) -> tuple[list[str], bytes]:
-        """Start a generator beside this worker if it is one of the first; return where all are, and their secret."""
-        mesh = self.mesh
-        assert isinstance(mesh, GroupMesh)
-        shared: list[Any] = [secrets.token_bytes(32)]
-        dist.broadcast_object_list(shared, group=mesh.group, group_src=0)
-        secret: bytes = shared[0]
-        mine, error = "", ""
-        if mesh.worker < _STANDBYS:
-            try:
-                self._service = GeneratorService(
-                    own_address(),
-                    0,
-                    secret,
-                    rules,
-                    total_steps=self.worker.total_steps,
-                    adapt_group_size=adapts,
-                    link_aware=link_aware,
-                )
-                self._service.start()
-                mine = self._service.address
-            except (OSError, GeneratorError, UsageError) as problem:
-                error = str(problem)
-        said: list[tuple[str, str]] = [("", "")] * mesh.num_workers
-        dist.all_gather_object(said, (mine, error), group=mesh.group)
-        addresses = [address for address, _ in said if address]
-        if not addresses:
-            raise GeneratorError(f"no worker could start the group generator: {said[0][1]}")
-        return addresses, secret
+    @property
+    def _connected(self) -> GeneratorClient:
+        assert self._client is not None
+        return self._client
 
     # Steps.
 
@@ -176,38 +171,53 @@ class Ripples(Scheme):
             self._check()
             asks, self._may_ask = self._may_ask, False
         if asks:
-            last, self._last = self._last, None
-            steps, self._steps_untold = self._steps_untold, 0
-            if last is None:
-                self._client.request(steps=steps, step_s=step_s)
-            else:
-                self._client.request(
-                    steps=steps,
-                    step_s=step_s,
-                    average_s=last.took_s,
-                    average_bytes=last.difference.numel() * last.difference.element_size(),
-                    group_size=last.num_members,
-                )
-        if not self._overlap and not self.done.is_set():
+            self._ask(step_s)
+        if not self._overlap:
             with self.waiting(), self._changed:
-                self._changed.wait_for(lambda: self._may_ask or self._ready or self._refused or self.done.is_set())
+                self._changed.wait_for(
+                    lambda: (
+                        self._may_ask
+                        or self._ready
+                        or self._replacement is not None
+                        or self._refused
+                        or self.done.is_set()
+                    )
+                )
             self._apply()
         self._step_began_s = time.perf_counter()
+
+    def _ask(self, step_s: float) -> None:
+        last, self._last = self._last, None
+        steps, self._steps_untold = self._steps_untold, 0
+        if last is None:
+            self._connected.request(steps=steps, step_s=step_s)
+        else:
+            self._connected.request(
+                steps=steps,
+                step_s=step_s,
+                average_s=last.took_s,
+                average_bytes=last.difference.numel() * last.difference.element_size(),
+                group_size=last.num_members,
+            )
 
     def _apply(self) -> None:
         """Change the weights as averages that have ended say."""
         with self._changed:
-            ready, self._ready = self._ready, None
+            ready, self._ready = self._ready, []
             replacement, self._replacement = self._replacement, None
         if replacement is not None:
             self.weights.write(replacement)
-            self._client.ready()
-        elif ready is not None:
-            self.weights.add(ready.difference)
-            self._last = ready
-        if replacement is not None or ready is not None:
-            with self._changed:
-                self._may_ask = True
+            self._connected.ready()
+        for one in ready:
+            self.weights.add(one.difference)
+            self._last = one
+        if replacement is not None or ready:
+            self._may_ask_again()
+
+    def _may_ask_again(self) -> None:
+        with self._changed:
+            self._may_ask = not self._copying and self._group is None
+            self._changed.notify_all()
 
     def _check(self) -> None:
         if self._refused:
@@ -216,36 +226,93 @@ class Ripples(Scheme):
     # Messages. The client's thread calls this, and must not wait.
 
     def _on_message(self, message: object) -> None:
-        if isinstance(message, (Start, Commit, Abort)):
-            if isinstance(message, Abort):
-                self.mesh.give_up(message.serial, message.reason)
-            self._groups.put(message)
         if isinstance(message, Joined):
-            self.mesh.join(message.worker)
-        if isinstance(message, (Average, Commit, Abort)):
-            if isinstance(message, Average) and message.replaces is not None:
-                self.mesh.give_up(message.replaces, "it is tried again with the workers that are left")
-            self._globals.put(message)
+            message = self._join(message)
         with self._changed:
-            if isinstance(message, Joined):
-                self._joined, self._detached = True, ""
-                self._copying = message.copy
-                self._may_ask = not message.copy
-            elif isinstance(message, Solo):
-                self._may_ask = not self._copying
-            elif isinstance(message, Detached):
-                self._detached = message.reason
-                self._groups.put(message)
-                self._globals.put(message)
-            elif isinstance(message, Refused):
-                self._refused = message.reason
-            elif isinstance(message, Enough):
-                self.done.set()
-            elif isinstance(message, Left):
-                _log.debug("worker %d has left its groups", self.mesh.worker)
+            given_up = self._note(message)
             self._changed.notify_all()
+        for serial, reason in given_up:
+            try:
+                self.mesh.give_up(serial, reason)
+            except Exception as error:  # the group is broken, or closed
+                _log.debug("worker %d: %d cannot be given up: %s", self.mesh.worker, serial, error)
+        if isinstance(message, (Start, Commit)):
+            self._groups.put(message)
+        if isinstance(message, (Average, Commit, Abort, Detached, Evicted)):
+            self._globals.put(message)
 
-    def _serve(self, inbox: queue.SimpleQueue[Any], act: Any) -> None:
+    def _note(self, message: object) -> list[tuple[int, str]]:
+        """Change what is shared; return which operations are to be given up, and why."""
+        if isinstance(message, Start):
+            self._group = message.serial
+        elif isinstance(message, Average):
+            self._average = message
+            if message.replaces is not None:
+                return [(message.replaces, "it is tried again with the workers that are left")]
+        elif isinstance(message, (Commit, Abort)):
+            return self._note_end(message)
+        elif isinstance(message, (Detached, Evicted)):
+            return self._note_loss(message)
+        elif isinstance(message, Joined):
+            self._note_joined(message)
+        elif isinstance(message, Solo):
+            self._may_ask = not self._copying
+        elif isinstance(message, Refused):
+            self._refused = message.reason
+        elif isinstance(message, Enough):
+            self.done.set()
+        elif isinstance(message, Left):
+            _log.debug("worker %d has left its groups", self.mesh.worker)
+        return []
+
+    def _note_end(self, message: Commit | Abort) -> list[tuple[int, str]]:
+        average = self._average
+        if message.serial == self._group:
+            self._group = None
+            if isinstance(message, Abort):  # after Commit, when it has been applied
+                self._may_ask = not self._copying
+        elif average is not None and message.serial == average.serial:
+            self._average = None
+            if isinstance(message, Abort) and self.mesh.worker in average.receivers:
+                self._note_failed_average(message.reason)
+        return [(message.serial, message.reason)] if isinstance(message, Abort) else []
+
+    def _note_failed_average(self, reason: str) -> None:
+        """The generator has given up an average that this worker waits for."""
+        if self._copying:
+            self._num_failed_copies += 1
+            self._connected.ask_average()
+        if not self._copying or self._num_failed_copies >= _COPY_ATTEMPTS:
+            self._failed = reason
+
+    def _note_loss(self, message: Detached | Evicted) -> list[tuple[int, str]]:
+        """Nothing that has begun will be committed."""
+        lost = [self._group] if self._group is not None else []
+        lost += [self._average.serial] if self._average is not None else []
+        self._group = self._average = None
+        self._may_ask = not self._copying
+        if isinstance(message, Detached):
+            self._detached, self._detached_at_s = message.reason, time.monotonic()
+        return [(serial, f"worker {self.mesh.worker} has lost the generator") for serial in lost]
+
+    def _join(self, message: Joined) -> Joined | Refused:
+        try:
+            self.mesh.join(message.worker)
+        except Exception as error:
+            return Refused(f"worker {message.worker} cannot be reached by others: {error}")
+        return message
+
+    def _note_joined(self, message: Joined) -> None:
+        self._joined, self._detached = True, ""
+        self._copying = message.copy
+        self._may_ask = not message.copy
+        if message.copy:  # its own weights, and what was averaged with them, are old
+            self._num_copies += 1
+            self._ready, self._replacement = [], None
+        elif self._wants_mean:
+            self._connected.ask_average()
+
+    def _serve(self, inbox: queue.SimpleQueue[Any], act: Callable[[Any], None]) -> None:
         while (message := inbox.get()) is not None:
             try:
                 act(message)
@@ -254,152 +321,170 @@ class Ripples(Scheme):
 
     # Groups.
 
-    def _on_group_message(self, message: object) -> None:
+    def _on_group_message(self, message: Start | Commit | threading.Event) -> None:
         if isinstance(message, Start):
             self._average_group(message)
-            return
-        averaged, self._averaged = self._averaged, None
-        if isinstance(message, Detached):
-            self._may_ask_again()
-        elif averaged is None or averaged.serial != getattr(message, "serial", -1):
-            self._averaged = averaged
-            if isinstance(message, Abort):
-                self._may_ask_again()
-        elif isinstance(message, Commit):
-            averaged.took_s = time.perf_counter() - averaged.began_s
-            size = averaged.difference.numel() * averaged.difference.element_size()
-            self.statistics.count_average(averaged.num_members, size, averaged.took_s)
-            with self._changed:
-                self._ready = averaged
-                self._changed.notify_all()
-            if self._finishing:
-                self._apply()  # the training thread makes no more steps
-        else:
-            self._may_ask_again()
+        elif isinstance(message, threading.Event):
+            message.set()
+        elif self._averaged is not None and self._averaged.serial == message.serial:
+            averaged, self._averaged = self._averaged, None
+            self._commit(averaged)
+
+    def _commit(self, averaged: _Averaged) -> None:
+        averaged.took_s = time.perf_counter() - averaged.began_s
+        size = averaged.difference.numel() * averaged.difference.element_size()
+        self.statistics.count_average(averaged.num_members, size, averaged.took_s)
+        with self._changed:
+            if averaged.num_copies == self._num_copies:
+                self._ready.append(averaged)
+            self._changed.notify_all()
+        if self._finishing:
+            self._apply()  # the training thread makes no more steps
 
     def _average_group(self, start: Start) -> None:
         begin = time.perf_counter()
-        snapshot, mean = self.weights.new(), self.weights.new()
-        self.weights.read(snapshot)
-        mean.copy_(snapshot)
-        addresses = dict(zip(start.members, start.addresses, strict=True))
+        with self._changed:
+            if start.serial != self._group:
+                return  # it has ended already
+            num_copies = self._num_copies
         try:
+            size = self.weights.size
+            if self._snapshot is None or self._snapshot.numel() != size:
+                self._snapshot = self.weights.new(size)
+            self.weights.read(self._snapshot)
+            mean = self._snapshot.clone()
+            addresses = dict(zip(start.members, start.addresses, strict=True))
             self.mesh.reduce(mean, start.members, start.serial, addresses=addresses, timeout_s=self._longest_s)
-        except RuntimeError as error:  # of c10d: a member is lost or late
+            difference = self.weights.difference(mean, self._snapshot)
+        except Exception as error:  # most often of c10d: a member is lost or late
             self.statistics.failed_groups += 1
             _log.info("worker %d: group %d has failed: %s", self.mesh.worker, start.serial, error)
-            self._client.finished(start.serial, ok=False)
+            self._connected.finished(start.serial, ok=False)
             return
-        self._averaged = _Averaged(start.serial, mean.sub_(snapshot), len(start.members), begin, 0.0)
-        self._client.finished(start.serial, ok=True)
-
-    def _may_ask_again(self) -> None:
-        with self._changed:
-            self._may_ask = not self._copying
-            self._changed.notify_all()
+        self._averaged = _Averaged(start.serial, difference, len(start.members), num_copies, begin)
+        self._connected.finished(start.serial, ok=True)
 
     # Averages of all workers: for average(), for a worker that joins, and at the end.
 
-    _global: tuple[Average, torch.Tensor] | None = None  # done, and to be committed
-
-    def _on_average(self, message: object) -> None:
+    def _on_average(self, message: Average | Commit | Abort | Detached | Evicted) -> None:
         if isinstance(message, Average):
             self._average_all(message)
-        elif self._global is not None and (
-            isinstance(message, Detached) or getattr(message, "serial", -1) == self._global[0].serial
-        ):
+        elif self._global is not None:
             average, vector = self._global
-            self._global = None
-            # A generator that is lost behind the last average leaves nothing to wait for: the others have it, too.
-            if isinstance(message, Commit) or (isinstance(message, Detached) and average.final):
-                self._take(average, vector)
+            if isinstance(message, (Detached, Evicted)):
+                self._global = None
+                if average.final:
+                    with self._changed:
+                        self._uncommitted_final = vector
+            elif message.serial == average.serial:
+                self._global = None
+                if isinstance(message, Commit):
+                    self._take(average, vector)
 
     def _average_all(self, average: Average) -> None:
-        vector = self.weights.new(self.weights.num_weights)
-        if self.mesh.worker in average.contributors:
-            if self._finishing:
-                self._apply()
-            self.weights.read(vector)
-        else:
-            vector.zero_()
-        addresses = dict(zip(average.members, average.addresses, strict=True))
+        with self._changed:
+            if self._average is not average:
+                return  # it has ended already
         try:
+            vector = self._part_of(average)
+            addresses = dict(zip(average.members, average.addresses, strict=True))
             self.mesh.reduce(
                 vector, average.members, average.serial, mean=False, addresses=addresses, timeout_s=self._longest_s
             )
-        except RuntimeError as error:
+        except Exception as error:
             _log.info("worker %d: average %d has failed: %s", self.mesh.worker, average.serial, error)
-            self._client.average_finished(average.serial, ok=False)
+            self._connected.average_finished(average.serial, ok=False)
             return
         self._global = average, vector.div_(len(average.contributors))
-        self._client.average_finished(average.serial, ok=True)
+        self._connected.average_finished(average.serial, ok=True)
+
+    def _part_of(self, average: Average) -> torch.Tensor:
+        """Return what this worker adds to an average."""
+        vector = self.weights.new(self.weights.num_weights)
+        if self.mesh.worker not in average.contributors:
+            return vector.zero_()
+        if average.final:
+            served = threading.Event()  # the groups' thread has applied what was committed
+            self._groups.put(served)
+            served.wait(self._longest_s)
+            # The last mean is done already, and perhaps others have heard its Commit: they are gone with it.
+            if self._uncommitted_final is not None:
+                return vector.copy_(self._uncommitted_final)
+        self.weights.read(vector)
+        return vector
 
     def _take(self, average: Average, vector: torch.Tensor) -> None:
         with self._changed:
             if self.mesh.worker not in average.receivers:
                 return
             if average.final:
-                self._ended = True
+                self._final = vector
             if self._copying:
                 self._copying = False
-                self._ready, self._replacement = None, vector
-            self._mean = vector
+                self._num_failed_copies = 0
+                self._replacement = vector
+            self._mean, self._wants_mean = vector, False
             self._changed.notify_all()
 
     def average(self) -> torch.Tensor:
         """Return the mean of all live workers' weights. The others go on training."""
         with self._changed:
-            self._mean = None
-        self._client.ask_average()
+            self._mean, self._wants_mean, self._failed = None, True, ""
+        self._connected.ask_average()
         with self.waiting():
-            self._await(lambda: self._mean is not None or bool(self._detached), "the workers' mean has not come")
-        if self._mean is None:
-            raise GeneratorError(f"there is no mean of all workers: {self._detached}")
-        return self._mean
+            self._await(lambda: self._mean is not None or self._is_alone, "the workers' mean has not come")
+        with self._changed:
+            self._wants_mean = False
+            if self._mean is None:
+                raise GeneratorError(f"there is no mean of all workers: {self._detached}")
+            return self._mean
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no generator has been there for so long that a job would have found another one."""
+        return bool(self._detached) and time.monotonic() - self._detached_at_s > self._lease_s
 
     def finish(self) -> None:
         """Serve the groups that are left, wait until all workers have ended, and take their mean."""
         with self._changed:
-            self._finishing = True
+            self._finishing, self._failed = True, ""
         self._apply()
-        self._client.drain()
+        self._connected.drain()
         with self.waiting():
-            self._await(lambda: self._ended, "finish(): the other workers have not ended")
-        assert self._mean is not None
-        self.weights.write(self._mean)
+            self._await(
+                lambda: (
+                    self._final is not None
+                    or (self._uncommitted_final is not None and (self._is_alone or bool(self._refused)))
+                ),
+                "finish(): the other workers have not ended",
+            )
+        final = self._final if self._final is not None else self._uncommitted_final
+        assert final is not None
+        self.weights.write(final)
 
-    def _await(self, condition: Any, otherwise: str) -> None:
+    def _await(self, condition: Callable[[], bool], otherwise: str) -> None:
+        """Wait until the condition holds; raise an error if it will not."""
         limit_s = self.worker.timeout_s
+        end_s = time.monotonic() + limit_s
         with self._changed:
-            if not self._changed.wait_for(lambda: condition() or self._refused, limit_s):
-                why = f": {self._detached}" if self._detached else ""
-                raise GeneratorError(f"{otherwise} within {limit_s:.0f} s{why}")
-            self._check()
+            while not condition():
+                self._check()
+                if self._failed:
+                    raise GeneratorError(f"{otherwise}: {self._failed}")
+                if time.monotonic() >= end_s:
+                    why = f": {self._detached}" if self._detached else ""
+                    raise GeneratorError(f"{otherwise} within {limit_s:.0f} s{why}")
+                self._changed.wait(min(_LOOK_S, max(0.0, end_s - time.monotonic())))
 
     def close(self) -> None:
         """Leave the job, and end the generator if it runs here."""
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
+            self._on_message(Detached("this worker has left"))
         for inbox in (self._groups, self._globals):
             inbox.put(None)
         for thread in self._threads:
-            thread.join(self._longest_s)
+            if thread.ident is not None:
+                thread.join(_CLOSING_S)
         if self._service is not None:
             self._service.stop()
-
-
-def _rules(
-    group_size: int | str, formation: str, slow_factor: float, patience_s: float, lease_s: float, longest_s: float
-) -> Rules:
-    if group_size != "auto" and not isinstance(group_size, int):
-        raise UsageError(f'group_size is {group_size!r}: give a number of 2 or more, or "auto"')
-    kinds = {one.value: one for one in Formation}
-    if formation not in kinds:
-        raise UsageError(f"there is no formation {formation!r}: choose one of {', '.join(kinds)}")
-    return Rules(
-        group_size=_FIRST_GROUP_SIZE if isinstance(group_size, str) else group_size,
-        formation=kinds[formation],
-        slow_factor=slow_factor,
-        patience_s=patience_s,
-        longest_average_s=longest_s,
-        lease_s=lease_s,
-    )

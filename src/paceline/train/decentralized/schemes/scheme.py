@@ -63,6 +63,8 @@ class Worker:
     timeout_s: float
     """How long a worker waits for others that must come, as at the end of training."""
     generator: GeneratorPlace | None = None
+    model: str = ""
+    """A fingerprint of the module: workers with another one cannot average with this."""
     statistics: Statistics = field(default_factory=Statistics)
 
 
