@@ -65,10 +65,10 @@ class Plan:
     communication: float = 1.2
     stretch: float = 1.0
     jitter: float = 0.05
-    batch: int = 16
+    batch: int = 32
     learning_rate: float = 0.06
     momentum: float = 0.9
-    target: float = 0.4
+    target: float = 0.35
     window: int = 160
     steps: int | None = None
     give_up_s: float = 180.0
