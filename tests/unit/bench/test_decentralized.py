@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from paceline.bench.decentralized.board import Board, Curve
+from paceline.bench.decentralized.board import Board, Curve, crossing
 from paceline.bench.decentralized.cases import (
     Contestant,
     Scenario,
@@ -212,6 +212,13 @@ def test_the_board_shows_what_ranks_note(tmp_path: Path) -> None:
     assert controller.warm == [0, 4]
     assert controller.steps == [0, 2]
     assert [one.tolist() for one in controller.losses()] == [[], [[0.5, 1.25], [0.75, 1.0]]]
+
+
+def test_the_average_crosses_between_two_points() -> None:
+    assert crossing([(1.0, 2.0), (2.0, 1.0), (3.0, 2.0)], 1.25) == 1.75
+    assert crossing([(1.0, 1.0)], 1.0) == 1.0
+    assert crossing([(1.0, 2.0)], 1.0) is None
+    assert crossing([], 1.0) is None
 
 
 # Results.

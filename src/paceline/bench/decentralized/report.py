@@ -25,7 +25,7 @@ def scenario_table(results: DecentralizedResults, scenario: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0), title=_title(scenario))
     table.title_justify = "left"
     table.add_column("scheme", no_wrap=True)
-    names = ["to target (seeds)", f"{best or 'best ddp'} / it (seeds)", "samples", "steps/s"]
+    names = ["to target (seeds)", f"{best or 'best ddp'} / it (seeds)", "average", "samples", "steps/s"]
     names += ["slow's"] if slow else []
     names += ["outside", "waits", "consensus", "sent", "groups", "loss", "accuracy", "busy"]
     for name in names:
@@ -36,6 +36,8 @@ def scenario_table(results: DecentralizedResults, scenario: str) -> Table:
             table.add_row(scheme, "failed", *[""] * (len(names) - 1))
             continue
         cells = [_target(runs, results.time_s(scheme, scenario)), _ratio(results.ratio(best, scheme, scenario))]
+        average = _median(runs, lambda one: one.average_target_s)
+        cells.append("-" if average is None else format_duration(average))
         cells.append(_number(_median(runs, lambda one: one.samples), ",.0f"))
         cells.append(_rate(results.rate(scheme, scenario, fast=True)))
         cells += [_rate(results.rate(scheme, scenario, fast=False))] if slow else []
@@ -121,7 +123,8 @@ def legend(results: DecentralizedResults) -> Iterator[str]:
     )
     yield (
         f"to target: the first batch at which the mean loss of the last {one.window} batches of all workers is "
-        f"{one.target:g} or less; loss: above the least possible, each batch before its step"
+        f"{one.target:g} or less; loss: above the least possible, each batch before its step; "
+        "average: when the mean of all workers' weights is there, on held-out samples"
     )
     yield (
         "steps/s: of a worker, the mean of those that are not slow; outside: share of time outside computation; waits: "

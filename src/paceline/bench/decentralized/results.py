@@ -17,6 +17,7 @@ class Training(msgspec.Struct, frozen=True):
     """One training: a scheme in a scenario with a seed. ``failed`` says what went wrong; then the rest is empty.
 
     Lists are by worker. ``target_s`` and ``samples`` are None if the target was not reached within ``elapsed_s``.
+    ``average_target_s`` is the same for the mean of all workers' weights on held-out samples (``average_curve``).
     ``outside_s`` is a worker's time outside computation, ``wait_s`` the part of it that a scheme counts as waiting for
     others. ``consensus`` is the root mean square distance of the workers' weights from their mean at the end, before
     the last average, and ``consensus_share`` that over the norm of the mean. ``loss`` and ``accuracy`` are those of the
@@ -29,6 +30,7 @@ class Training(msgspec.Struct, frozen=True):
     failed: str = ""
     target_s: float | None = None
     samples: int | None = None
+    average_target_s: float | None = None
     elapsed_s: float = 0.0
     steps: list[int] = []
     steps_per_s: list[float] = []
@@ -48,6 +50,7 @@ class Training(msgspec.Struct, frozen=True):
     learning_rate: float = 0.0
     buckets: str = ""
     curve: list[tuple[float, float]] = []
+    average_curve: list[tuple[float, float]] = []
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.bench.contenders import Contender
 from paceline.bench.crew import Crew, crews
-from paceline.bench.decentralized.board import Board, Curve
+from paceline.bench.decentralized.board import SNAPSHOTS_S, Board, Curve, crossing
 from paceline.bench.decentralized.cases import (
     DDP,
     Buckets,
@@ -47,6 +47,7 @@ _AHEAD_STEPS = 4  # workers that keep in step begin and end so many steps after 
 _POLL_S = 0.1
 _FIRST_PORT = 29600
 _CURVE_POINTS = 250
+_MARGIN = 1.1  # training goes on for so much of the time to the target, as the average may cross it later
 _ALIKE = 1e-4  # of checksums: sums of a million numbers
 
 Seen = Callable[[str, float], None]
@@ -340,7 +341,8 @@ class _Watch:
         words = f"loss {last:.3f} after {max(steps)} steps"
         if self.plan.steps is not None:
             return sum(steps) / (self.plan.steps * self.plan.num_workers), words
-        if curve.reached(target):
+        reached = curve.reached(target)
+        if reached and curve.times_s[-1] > _MARGIN * reached[0]:
             return 1.0, words
         return min(0.99, max(0.0, (first - last) / (first - target))) if first > target else 0.0, words
 
@@ -356,6 +358,11 @@ def _training(
     reached = curve.reached(plan.target)
     mean = weights.mean(axis=0, dtype=np.float64)
     consensus = float(np.sqrt(np.mean([np.sum((one - mean) ** 2) for one in weights])))
+    averages = {number: loss for report in reports for number, loss in report.average_losses.items()}
+    later_s = watch.board.go_s - watch.board.began_s if averages else 0.0
+    average_curve = [
+        (round(later_s + number * SNAPSHOTS_S, 3), round(averages[number], 4)) for number in sorted(averages)
+    ]
     groups: dict[int, int] = {}
     for report in reports:
         for size, number in report.groups.items():
@@ -368,6 +375,7 @@ def _training(
         seed=task.seed,
         target_s=reached[0] if reached else None,
         samples=reached[1] * plan.batch if reached else None,
+        average_target_s=crossing(average_curve, plan.target),
         elapsed_s=max(report.elapsed_s for report in reports),
         steps=[report.steps for report in reports],
         steps_per_s=[report.steps / report.elapsed_s for report in reports],
@@ -387,6 +395,7 @@ def _training(
         learning_rate=job.learning_rate,
         buckets=job.buckets.of if job.buckets else "",
         curve=curve.thinned(_CURVE_POINTS),
+        average_curve=average_curve,
     )
 
 
