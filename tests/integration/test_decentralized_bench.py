@@ -35,7 +35,7 @@ def _check(one: Training, num_workers: int) -> None:
     assert one.failed == ""
     assert one.target_s is not None
     assert one.samples is not None
-    assert one.samples <= 16 * sum(one.steps)
+    assert one.samples <= Plan.batch * sum(one.steps)
     assert len(one.steps) == num_workers
     assert one.loss is not None
     assert one.loss < 1.4
