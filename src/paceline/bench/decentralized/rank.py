@@ -210,7 +210,7 @@ class _Training:
         )
 
     def _save(self, folder: Path, number: int) -> None:
-        """Save the weights after the first step that ends behind a snapshot's time; a long step may end behind several."""
+        """Save the weights after the first step that ends behind a snapshot's time, which may be several."""
         if number > self.saved:
             np.save(snapshot_path(folder, number, self.rank), _weights(self.model))
             for missed in range(self.saved + 1, number):

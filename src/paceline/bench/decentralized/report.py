@@ -12,7 +12,7 @@ from rich.table import Table
 from paceline.bench.decentralized.results import DecentralizedResults, Spread, Training
 from paceline.bench.table import machine_words
 from paceline.draw.canvas import new_figure, save_figure
-from paceline.units import format_duration, format_size
+from paceline.units import format_duration, format_rate, format_size
 
 BUSY = 0.7
 """Share of all cores from which ranks wait for processors rather than for what is emulated."""
@@ -114,7 +114,8 @@ def legend(results: DecentralizedResults) -> Iterator[str]:
         f"{one.num_workers} workers on {one.place}; {one.parameters:,} parameters ({format_size(one.vector_bytes)}); "
         f"a step computes {format_duration(one.compute_s)}, give or take {one.jitter:.0%}; an all-reduce takes "
         + (format_duration(one.all_reduce_s) if one.all_reduce_s else "no set time on one host")
-        + (f"; times and rates stretched {one.stretch:g} times" if one.stretch != 1 else "")
+        + (f", links have {format_rate(one.up_bytes_per_s)}" if one.up_bytes_per_s else "")
+        + (f"; all of that stretched {one.stretch:g} times" if one.stretch != 1 else "")
     )
     until = f"{one.steps} steps a worker" if one.steps else f"loss {one.target:g}"
     yield (

@@ -72,7 +72,10 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What was trained, and where. ``all_reduce_s`` is what one takes at the limit of the links."""
+    """What was trained, and where. ``all_reduce_s`` is what one takes at the limit of the links.
+
+    Where there is no lab, that and the rate of the first host's link are None.
+    """
 
     place: str
     num_workers: int
@@ -81,6 +84,7 @@ class Setting(msgspec.Struct, frozen=True):
     compute_s: float
     jitter: float
     all_reduce_s: float | None
+    up_bytes_per_s: float | None
     stretch: float
     batch: int
     learning_rate: float
