@@ -27,6 +27,7 @@ def _run(schemes: str, num_workers: int, *, slow: str = "", steps: int | None = 
         window=16,
         steps=steps,
         give_up_s=60.0,
+        width=100,
     )
     return run(plan, None, lambda _what, _share: None)
 
@@ -35,7 +36,7 @@ def _check(one: Training, num_workers: int) -> None:
     assert one.failed == ""
     assert one.target_s is not None
     assert one.samples is not None
-    assert one.samples <= 16 * sum(one.steps)
+    assert one.samples <= Plan.batch * sum(one.steps)
     assert len(one.steps) == num_workers
     assert one.loss is not None
     assert one.loss < 1.4
@@ -77,7 +78,7 @@ def test_the_error_of_a_rank_is_shown_and_the_next_training_is_done() -> None:
 def test_the_command_prints_a_table_and_saves_files(tmp_path: Path) -> None:
     told = [
         *("bench", "decentralized", "--ranks", "2", "--schemes", "static", "--seeds", "1", "--compute", "4ms"),
-        *("--target", "1.2", "--window", "16", "--lr", "0.02"),
+        *("--target", "1.2", "--window", "16", "--lr", "0.02", "--width", "100"),
         *("--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")),
     ]
     result = CliRunner().invoke(app, told)

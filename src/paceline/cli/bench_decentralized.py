@@ -47,9 +47,10 @@ def decentralized(
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each scheme in each scenario.")] = 3,
     compute: Annotated[str, typer.Option(help="What a step computes.")] = "60ms",
     communication: Annotated[
-        float, typer.Option(help="An all-reduce over the computation of a step; gives the model's size.")
+        float, typer.Option(help="An all-reduce over the computation of a step; sets the links' rates.")
     ] = 1.2,
     stretch: Annotated[float, typer.Option(help="Slow rates and times together, where cores are too busy.")] = 1.0,
+    width: Annotated[int, typer.Option(help="Of the model's layers.")] = Plan.width,
     batch: Annotated[int, typer.Option(help="Samples of a worker in a step.")] = Plan.batch,
     lr: Annotated[float, typer.Option(help="Learning rate of all schemes.")] = Plan.learning_rate,
     momentum: Annotated[float, typer.Option(help="Of all schemes.")] = Plan.momentum,
@@ -99,6 +100,7 @@ def decentralized(
         steps=steps,
         give_up_s=parse_duration(give_up),
         timeout_s=timeout,
+        width=width,
     )
     results = run_with_progress(plan)
     show(results)
@@ -118,7 +120,7 @@ def run_with_progress(plan: Plan) -> DecentralizedResults:
         if plan.in_lab:
             from paceline.lab import Lab
 
-            place = stack.enter_context(Lab(cluster=plan.stretched()))
+            place = stack.enter_context(Lab(cluster=plan.emulated()))
         return run(plan, place, seen)
 
 

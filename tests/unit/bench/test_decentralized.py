@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from paceline.bench.decentralized.board import Board, Curve
+from paceline.bench.decentralized.board import Board, Curve, crossing
 from paceline.bench.decentralized.cases import (
     Contestant,
     Scenario,
@@ -22,8 +22,9 @@ from paceline.bench.decentralized.cases import (
 from paceline.bench.decentralized.report import draw, legend, scenario_table
 from paceline.bench.decentralized.results import DecentralizedResults, Spread, Training
 from paceline.bench.decentralized.run import Plan
-from paceline.bench.decentralized.task import Teacher, num_parameters, width_for
+from paceline.bench.decentralized.task import Model, Teacher, num_parameters
 from paceline.bench.results import Machine
+from paceline.bench.training.scaling import lab_s_per_byte
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
 
@@ -129,18 +130,19 @@ def test_slow_links_need_a_lab() -> None:
 # The plan.
 
 
-def test_an_all_reduce_takes_the_share_of_the_computation_that_was_asked_for() -> None:
-    for communication in (0.5, 1.2):
-        setting = _plan(communication=communication).setting()
-        assert setting.all_reduce_s == pytest.approx(communication * setting.compute_s, rel=0.02)
+@pytest.mark.parametrize("preset", ["lan8", "lan4"])
+def test_an_all_reduce_takes_the_share_of_the_computation_that_was_asked_for(preset: str) -> None:
+    for communication, stretch in ((0.5, 1.0), (1.2, 1.0), (1.2, 2.0)):
+        plan = _plan(cluster=Cluster.preset(preset), communication=communication, stretch=stretch)
+        vector_bytes = plan.setting().vector_bytes
+        took_s = vector_bytes * lab_s_per_byte(plan.emulated())
+        assert took_s == pytest.approx(communication * stretch * plan.compute_s)
+        assert plan.setting().all_reduce_s == pytest.approx(took_s)
 
 
-def test_stretching_slows_times_and_rates_and_leaves_the_model() -> None:
-    usual, stretched = _plan(), _plan(stretch=2.0)
-    assert stretched.width == usual.width
-    assert stretched.setting().compute_s == 2 * usual.setting().compute_s
-    assert stretched.setting().all_reduce_s == pytest.approx(2 * (usual.setting().all_reduce_s or 0))
-    assert stretched.stretched().hosts[0].up_bytes_per_s == usual.cluster.hosts[0].up_bytes_per_s / 2
+def test_by_default_the_links_of_lan8_keep_their_rates() -> None:
+    emulated, own = (one.hosts[0].up_bytes_per_s for one in (_plan().emulated(), Cluster.preset("lan8")))
+    assert emulated == pytest.approx(own, rel=0.01)
 
 
 @pytest.mark.parametrize("field", ["compute_s", "communication", "stretch", "batch", "learning_rate", "target"])
@@ -149,9 +151,11 @@ def test_what_must_be_positive_is(field: str) -> None:
         _plan(**{field: 0})
 
 
-def test_widths_and_sizes_are_inverse() -> None:
-    for width in (16, 100, 311):
-        assert width_for(num_parameters(width)) == width
+def test_a_model_has_the_stated_size_and_time() -> None:
+    model = Model(24, 0.3, 0)
+    assert sum(one.numel() for one in model.parameters()) == num_parameters(24)
+    assert sum(layer.forward_s for layer in model) == pytest.approx(0.1)
+    assert sum(layer.backward_s for layer in model) == pytest.approx(0.2)
 
 
 def test_bucket_grid_has_the_defaults_and_parts_of_the_model() -> None:
@@ -212,6 +216,13 @@ def test_the_board_shows_what_ranks_note(tmp_path: Path) -> None:
     assert controller.warm == [0, 4]
     assert controller.steps == [0, 2]
     assert [one.tolist() for one in controller.losses()] == [[], [[0.5, 1.25], [0.75, 1.0]]]
+
+
+def test_the_average_crosses_between_two_points() -> None:
+    assert crossing([(1.0, 2.0), (2.0, 1.0), (3.0, 2.0)], 1.25) == 1.75
+    assert crossing([(1.0, 1.0)], 1.0) == 1.0
+    assert crossing([(1.0, 2.0)], 1.0) is None
+    assert crossing([], 1.0) is None
 
 
 # Results.

@@ -32,7 +32,7 @@ def test_bench_names_its_verbs() -> None:
     done = paceline("bench", "--help")
     assert done.returncode == 0
     verbs = [line.split()[0] for line in done.stdout.partition("Commands:\n")[2].splitlines()]
-    assert verbs == [*map(str, Operation), "training"]
+    assert verbs == [*map(str, Operation), "training", "decentralized"]
     wrong = paceline("bench", "gather", "--sizes", "4KB")
     assert wrong.returncode == 2
     assert wrong.stderr == f"paceline: error: 'gather' cannot be measured; there are {', '.join(verbs)}\n"

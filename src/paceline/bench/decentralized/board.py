@@ -7,6 +7,8 @@ Nothing of it crosses the network that is measured.
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +18,12 @@ import numpy.typing as npt
 MOST_STEPS = 20_000
 """Steps of a worker that the board can hold."""
 
-_GO, _STOP = 0, 1
+SNAPSHOTS_S = 1.0
+"""Workers save their weights so often, all at the same times, counted from when the controller says go."""
+
+_GO, _STOP, _GO_NS = 0, 1, 2
 _WARM, _STEPS = 0, 1
-_HEADER = 2
+_HEADER = 3
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,7 +52,13 @@ class Board:
 
     @go.setter
     def go(self, step: int) -> None:
+        self._header[_GO_NS] = time.monotonic_ns()
         self._header[_GO] = step
+
+    @property
+    def go_s(self) -> float:
+        """When the controller said go, by the monotonic clock."""
+        return float(self._header[_GO_NS]) * 1e-9
 
     @property
     def stop(self) -> int:
@@ -80,6 +91,11 @@ class Board:
     def steps(self) -> list[int]:
         """Training steps by rank."""
         return [int(count) for count in self._counts[:, _STEPS]]
+
+    @property
+    def began_s(self) -> float:
+        """When the first batch was seen, by the monotonic clock."""
+        return float(min(one[0, 0] for one in self.losses() if len(one)))
 
     def losses(self) -> list[Floats]:
         """Return (time, loss) of all batches, by rank."""
@@ -122,3 +138,25 @@ class Curve:
         chosen = np.unique(np.linspace(0, len(self.times_s) - 1, points).round().astype(int)).tolist()
         pairs = [(round(float(self.times_s[one]), 3), round(float(self.losses[one]), 4)) for one in chosen]
         return [(time_s, loss) for time_s, loss in pairs if math.isfinite(loss)]
+
+
+def snapshot_path(folder: Path, number: int, rank: int) -> Path:
+    """Return where a worker saves its weights at a time."""
+    return folder / f"weights{number}_{rank}.npy"
+
+
+def crossing(points: Sequence[tuple[float, float]], target: float) -> float | None:
+    """Return when a curve of (time, value) first is at the target, on a line between two points; None if never.
+
+    >>> crossing([(0.0, 3.0), (1.0, 2.0), (2.0, 1.0)], 1.5)
+    1.5
+    """
+    before: tuple[float, float] | None = None
+    for time_s, value in points:
+        if value <= target:
+            if before is None or value == before[1]:
+                return time_s
+            share = (before[1] - target) / (before[1] - value)
+            return before[0] + share * (time_s - before[0])
+        before = (time_s, value)
+    return None

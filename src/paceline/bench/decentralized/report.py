@@ -12,7 +12,7 @@ from rich.table import Table
 from paceline.bench.decentralized.results import DecentralizedResults, Spread, Training
 from paceline.bench.table import machine_words
 from paceline.draw.canvas import new_figure, save_figure
-from paceline.units import format_duration, format_size
+from paceline.units import format_duration, format_rate, format_size
 
 BUSY = 0.7
 """Share of all cores from which ranks wait for processors rather than for what is emulated."""
@@ -25,7 +25,7 @@ def scenario_table(results: DecentralizedResults, scenario: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0), title=_title(scenario))
     table.title_justify = "left"
     table.add_column("scheme", no_wrap=True)
-    names = ["to target (seeds)", f"{best or 'best ddp'} / it (seeds)", "samples", "steps/s"]
+    names = ["to target (seeds)", f"{best or 'best ddp'} / it (seeds)", "average", "samples", "steps/s"]
     names += ["slow's"] if slow else []
     names += ["outside", "waits", "consensus", "sent", "groups", "loss", "accuracy", "busy"]
     for name in names:
@@ -36,6 +36,8 @@ def scenario_table(results: DecentralizedResults, scenario: str) -> Table:
             table.add_row(scheme, "failed", *[""] * (len(names) - 1))
             continue
         cells = [_target(runs, results.time_s(scheme, scenario)), _ratio(results.ratio(best, scheme, scenario))]
+        average = _median(runs, lambda one: one.average_target_s)
+        cells.append("-" if average is None else format_duration(average))
         cells.append(_number(_median(runs, lambda one: one.samples), ",.0f"))
         cells.append(_rate(results.rate(scheme, scenario, fast=True)))
         cells += [_rate(results.rate(scheme, scenario, fast=False))] if slow else []
@@ -112,7 +114,8 @@ def legend(results: DecentralizedResults) -> Iterator[str]:
         f"{one.num_workers} workers on {one.place}; {one.parameters:,} parameters ({format_size(one.vector_bytes)}); "
         f"a step computes {format_duration(one.compute_s)}, give or take {one.jitter:.0%}; an all-reduce takes "
         + (format_duration(one.all_reduce_s) if one.all_reduce_s else "no set time on one host")
-        + (f"; times and rates stretched {one.stretch:g} times" if one.stretch != 1 else "")
+        + (f", links have {format_rate(one.up_bytes_per_s)}" if one.up_bytes_per_s else "")
+        + (f"; all of that stretched {one.stretch:g} times" if one.stretch != 1 else "")
     )
     until = f"{one.steps} steps a worker" if one.steps else f"loss {one.target:g}"
     yield (
@@ -121,7 +124,8 @@ def legend(results: DecentralizedResults) -> Iterator[str]:
     )
     yield (
         f"to target: the first batch at which the mean loss of the last {one.window} batches of all workers is "
-        f"{one.target:g} or less; loss: above the least possible, each batch before its step"
+        f"{one.target:g} or less; loss: above the least possible, each batch before its step; "
+        "average: when the mean of all workers' weights is there, on held-out samples"
     )
     yield (
         "steps/s: of a worker, the mean of those that are not slow; outside: share of time outside computation; waits: "

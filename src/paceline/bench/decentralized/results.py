@@ -17,6 +17,7 @@ class Training(msgspec.Struct, frozen=True):
     """One training: a scheme in a scenario with a seed. ``failed`` says what went wrong; then the rest is empty.
 
     Lists are by worker. ``target_s`` and ``samples`` are None if the target was not reached within ``elapsed_s``.
+    ``average_target_s`` is the same for the mean of all workers' weights on held-out samples (``average_curve``).
     ``outside_s`` is a worker's time outside computation, ``wait_s`` the part of it that a scheme counts as waiting for
     others. ``consensus`` is the root mean square distance of the workers' weights from their mean at the end, before
     the last average, and ``consensus_share`` that over the norm of the mean. ``loss`` and ``accuracy`` are those of the
@@ -29,6 +30,7 @@ class Training(msgspec.Struct, frozen=True):
     failed: str = ""
     target_s: float | None = None
     samples: int | None = None
+    average_target_s: float | None = None
     elapsed_s: float = 0.0
     steps: list[int] = []
     steps_per_s: list[float] = []
@@ -48,6 +50,7 @@ class Training(msgspec.Struct, frozen=True):
     learning_rate: float = 0.0
     buckets: str = ""
     curve: list[tuple[float, float]] = []
+    average_curve: list[tuple[float, float]] = []
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -69,7 +72,10 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What was trained, and where. ``all_reduce_s`` is what one takes at the limit of the links."""
+    """What was trained, and where. ``all_reduce_s`` is what one takes at the limit of the links.
+
+    Where there is no lab, that and the rate of the first host's link are None.
+    """
 
     place: str
     num_workers: int
@@ -78,6 +84,7 @@ class Setting(msgspec.Struct, frozen=True):
     compute_s: float
     jitter: float
     all_reduce_s: float | None
+    up_bytes_per_s: float | None
     stretch: float
     batch: int
     learning_rate: float

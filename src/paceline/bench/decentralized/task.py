@@ -22,7 +22,6 @@ from torch import nn
 
 INPUTS, CLASSES = 64, 10
 BLOCKS = 6
-LEAST_WIDTH = 16
 
 _TEACHER_UNITS = 32
 _TEACHER_SEED = 7
@@ -152,17 +151,6 @@ def num_parameters(width: int) -> int:
     1420
     """
     return (INPUTS + 1) * width + BLOCKS * (width + 1) * width + CLASSES * (width + 1)
-
-
-def width_for(size: float) -> int:
-    """Return the width of the model whose number of parameters is next to ``size``.
-
-    >>> width_for(num_parameters(100))
-    100
-    """
-    linear = INPUTS + 1 + BLOCKS + CLASSES
-    root = math.sqrt(linear**2 + 4 * BLOCKS * max(0.0, size - CLASSES))
-    return max(LEAST_WIDTH, round((root - linear) / (2 * BLOCKS)))
 
 
 def cross_entropy(scores: torch.Tensor, batch: Batch) -> torch.Tensor:
