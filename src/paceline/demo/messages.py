@@ -83,7 +83,7 @@ class Finished(msgspec.Struct, tag=True, frozen=True):
     algorithms: list[str]
     told: list[str]
     waited_s: float = 0.0
-    averages: dict[int, int] = {}  # noqa: RUF012  # msgspec copies it
+    averages: dict[int, int] = {}  # msgspec copies it
 
 
 Message = Step | Finished

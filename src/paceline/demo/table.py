@@ -13,9 +13,9 @@ from paceline.demo.figures import Training
 from paceline.units import format_duration
 
 TARGET = 0.95
-TOLERANCE = 0.02
-"""A decentralised training may read this share fewer of the held-out digits right: 7 of 360, about two and a half times
-the standard error of an accuracy of 97%. It learns from the batches in another order each time."""
+TOLERANCE = 0.04
+"""A decentralised training may read this share fewer of the held-out digits right: 14 of 360. Its ranks
+take the batches in another order each time: ten trainings came to 95.3% to 97.5%, where the others come to 97.5%."""
 _LARGE_BYTES = 1 << 18
 _CHOSEN = re.compile(r"(?P<kind>\w+) up to (?P<bytes>\d+) bytes(?:, late (?P<late>[\d:,]+))?: (?P<name>\w+).*")
 _FOR_GRADIENTS = ("allreduce", "reducescatter", "allgather")
@@ -24,20 +24,20 @@ _FOR_GRADIENTS = ("allreduce", "reducescatter", "allgather")
 def results_table(trainings: Sequence[Training]) -> Table:
     """All trainings side by side; the first is what the others are compared with."""
     table = Table(header_style="bold")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for training in trainings:
         table.add_column(training.strategy.value)
     first = trainings[0]
     rows: dict[str, Callable[[Training], str]] = {
-        "iteration of a rank on time (median)": lambda one: _iteration(one, first),
-        "steps of the late rank / of each other": _steps,
+        "iteration of a rank on time": lambda one: _iteration(one, first),
+        "steps of late rank / of others": _steps,
         "images a second, all ranks": lambda one: _images(one, first),
-        f"time to {TARGET:.0%} accuracy while training": lambda one: _reached(one),
+        f"to {TARGET:.0%} accuracy while training": lambda one: _reached(one),
         "whole training": lambda one: _against(figures.total_s(one), figures.total_s(first)),
-        "exposed communication an iteration": _exposed,
+        "exposed comm. an iteration": _exposed,
         "who was late (measured here)": _who_was_late,
-        "who was late (as the backend says)": lambda one: escape("; ".join(one.finished[0].told)) or "-",
-        "algorithms for gradients or weights": _algorithms,
+        "who was late (backend says)": lambda one: escape("; ".join(one.finished[0].told)) or "-",
+        "algorithms": _algorithms,
         "accuracy on held-out digits": lambda one: f"{one.finished[0].accuracy:.2%}",
         "largest difference of a weight": lambda one: "-" if one is first else f"{one.finished[0].away:.1e}",
     }
@@ -62,8 +62,8 @@ def _late(choice: str | None) -> str:
 def same_accuracy(trainings: Sequence[Training]) -> bool:
     """Whether synchronous trainings read equally many held-out digits right, and decentralised ones about as many.
 
-    About as many: at most ``TOLERANCE`` fewer. That is judged where the synchronous ones have come to ``TARGET``; before,
-    a few steps more or less, or another order of the batches, decide.
+    About as many: at most ``TOLERANCE`` fewer. That is judged where the synchronous ones have come to ``TARGET``;
+    before, the order of the batches and a few steps more or less make a larger difference.
     """
     together = {one.finished[0].accuracy for one in trainings if one.strategy.synchronous}
     apart = [one.finished[0].accuracy for one in trainings if not one.strategy.synchronous]
@@ -96,7 +96,9 @@ def _images(training: Training, first: Training) -> str:
 
 def _exposed(training: Training) -> str:
     words = format_duration(figures.exposed_s(training))
-    return words if training.strategy.synchronous else f"{words}; {format_duration(figures.ending_s(training))} at the end"
+    return (
+        words if training.strategy.synchronous else f"{words}; {format_duration(figures.ending_s(training))} at the end"
+    )
 
 
 def _reached(training: Training) -> str:
