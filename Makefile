@@ -27,7 +27,7 @@ $(STAMP): $(TOOLS) CMakeLists.txt csrc/CMakeLists.txt $(filter csrc/%,$(CPP))
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[plot,tune]'
 	@touch $@
 
-demo: install  ## the main job: a training with a late rank and thin links, three ways; a picture in out/
+demo: install  ## the main job: a training with a late rank and thin links, four ways; a picture in out/
 	@mkdir -p out
 	$(BIN)/paceline demo --picture out/demo.png
 

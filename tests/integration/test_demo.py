@@ -17,11 +17,13 @@ from paceline.lab import unavailable
 
 COMMAND = [sys.executable, "-c", "from paceline.cli.main import run; run()", "demo", "--picture", "demo.png"]
 ROWS = (
-    "iteration (median)",
-    "time to 95% accuracy",
-    "exposed communication",
+    "iteration of a rank on time",
+    "steps of late rank / of others",
+    "images a second",
+    "to 95% accuracy while training",
+    "exposed comm. an iteration",
     "who was late",
-    "algorithms for gradients",
+    "algorithms",
     "accuracy on held-out digits",
     "largest difference of a weight",
 )
@@ -58,9 +60,12 @@ def _check(out: str, picture: Path) -> None:
     for row in ROWS:
         assert row in out
     late = next(line for line in out.splitlines() if "who was late (measured here)" in line)
-    assert late.count("rank 3, by") == 3
-    accuracies = next(line for line in out.splitlines() if "held-out" in line).split("│")[2:5]
-    assert len({cell.strip() for cell in accuracies}) == 1
+    assert late.count("rank 3, by") == 4
+    accuracies = [
+        cell.strip() for cell in next(line for line in out.splitlines() if "held-out" in line).split("│")[2:6]
+    ]
+    assert len(set(accuracies[:3])) == 1
+    assert accuracies[3].endswith("%")
     assert "do not end with the same accuracy" not in out
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -39,6 +40,52 @@ def test_dear_beside_ddp(tmp_path: Path) -> None:
     out = _run(*launcher, str(ROOT / "examples" / "train_dear.py"), "--steps", "31", "--sharded", cwd=tmp_path)
     assert "largest difference of a weight: 0.0e+00" in out
     assert "step 30: communication " in out or "step 29: communication " in out
+
+
+def test_decentralized_with_a_slow_rank(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    options = ("--steps", "30", "--slow-rank", "1", "--slow", "3x")
+    out = _run(*launcher, str(ROOT / "examples" / "train_decentralized.py"), *options, cwd=tmp_path)
+    steps = {int(rank): int(number) for rank, number in re.findall(r"^rank (\d): (\d+) steps in", out, re.MULTILINE)}
+    assert sorted(steps) == [0, 1]
+    assert sum(steps.values()) >= 60, "30 steps each, on average"
+    (accuracy,) = re.findall(r"accuracy of the average: ([0-9.]+)", out)
+    assert float(accuracy) > 0.9
+
+
+def test_decentralized_workers_come_and_go(tmp_path: Path) -> None:
+    """One worker trains; another joins it; the first is killed, and the other ends the training."""
+    script = (str(ROOT / "examples" / "train_decentralized.py"), "--secret-file", "job.secret", "--steps", "100000")
+    command = "from paceline.cli.main import run; run()"
+    serve = ("-c", command, "generator", "--secret-file", "job.secret", "--listen", "127.0.0.1:0", "--json")
+    processes = [_start(*serve, "--total-steps", "300", cwd=tmp_path)]
+    try:
+        address = json.loads(_line(processes[0]))["listening"]
+        processes.append(_start(*script, "--generator", address, "--slow", "100x", cwd=tmp_path))
+        assert "has joined" in _line(processes[1])
+        processes.append(_start(*script, "--generator", address, cwd=tmp_path))
+        assert "has joined" in _line(processes[2])
+        processes[1].kill()
+        out, error = processes[2].communicate(timeout=60)
+        assert processes[2].returncode == 0, error
+        (accuracy,) = re.findall(r"accuracy of the average: ([0-9.]+)", out)
+        assert float(accuracy) > 0.9
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def _start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, *arguments], stdout=pipe, stderr=pipe, text=True, cwd=cwd)
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    return line
 
 
 def test_schedule_benchmark_measures_a_case(tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ _LATEST_S = 10.0
 _PLACE_HELP = (
     "lab: emulated hosts, with or without root; loopback: paced connections; auto: lab where the kernel allows it."
 )
+_ITERATIONS_HELP = "Of each synchronous training. The decentralised one makes as many steps in all."
 
 
 def demo(
-    iterations: Annotated[int, typer.Option(min=3, max=10_000, help="Of each of the three trainings.")] = 80,
+    iterations: Annotated[int, typer.Option(min=3, max=10_000, help=_ITERATIONS_HELP)] = 80,
     late: Annotated[str, typer.Option(help="How long rank 3 takes to load each batch.")] = "200ms",
     rate: Annotated[str, typer.Option(help="Rate of the links, like 200mbit.")] = "200mbit",
     place: Annotated[Place, typer.Option(help=_PLACE_HELP)] = Place.AUTO,
@@ -33,10 +34,11 @@ def demo(
         Path | None, typer.Option(metavar="FILE", help="Where to draw the timelines (.png, .svg, .pdf). [demo.png]")
     ] = None,
 ) -> None:
-    """Train one model three times on four ranks, with one rank late and thin links: what does it cost?
+    """Train one model four times on four ranks, with one rank late and thin links: what does it cost?
 
     DDP on Gloo first, then on Paceline, then Paceline's DataParallel, from the same weights and with the same
-    batches. Ends with a table and, where matplotlib is installed, a picture. Needs no root.
+    batches. Then Paceline's Decentralized, where nobody waits for the late rank: it makes as many steps in all, but
+    each rank its own. Ends with a table and, where matplotlib is installed, a picture. Needs no root.
 
     \b
     Examples:

@@ -1,1 +1,1 @@
-"""The demonstration: one real training by four ranks, one of them late and the links thin, three times over."""
+"""The demonstration: one real training by four ranks, one of them late and the links thin, four times over."""

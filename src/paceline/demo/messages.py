@@ -11,20 +11,30 @@ import msgspec
 
 
 class Strategy(Enum):
-    """A way to train: how gradients are combined, and by whom."""
+    """A way to train: how gradients or weights are combined, and by whom."""
 
     DDP_GLOO = "DDP on Gloo"
     DDP = "DDP on Paceline"
     DATA_PARALLEL = "DataParallel on Paceline"
+    DECENTRALIZED = "Decentralized on Paceline"
 
     @property
     def backend(self) -> str:
         """The torch.distributed backend."""
         return "gloo" if self is Strategy.DDP_GLOO else "paceline"
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether all ranks make each step together. Otherwise each rank makes steps at its own speed."""
+        return self is not Strategy.DECENTRALIZED
+
 
 class Job(msgspec.Struct, frozen=True):
-    """What to train and how. ``pace_bytes_per_s`` is what a rank may send where its link does not limit it."""
+    """What to train and how. ``pace_bytes_per_s`` is what a rank may send where its link does not limit it.
+
+    A synchronous training has ``iterations`` steps of every rank. A decentralised one has as many steps in all, and
+    ranks share them as they come.
+    """
 
     folder: str
     num_ranks: int
@@ -37,7 +47,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Flight(msgspec.Struct, array_like=True, frozen=True):
-    """A collective under way, from its launch until its end."""
+    """A collective, or an average of weights, under way: from its launch until its end."""
 
     operation: str
     launched_s: float
@@ -61,7 +71,9 @@ class Step(msgspec.Struct, tag=True, frozen=True):
 class Finished(msgspec.Struct, tag=True, frozen=True):
     """A training has ended. ``away`` is the largest difference of a weight from the first training's.
 
-    ``algorithms`` and ``told`` (who the backend says is late) are empty where a backend says nothing.
+    ``algorithms`` and ``told`` (who the backend says is late) are empty where a backend says nothing. ``waited_s`` is
+    how long a decentralised training has waited at its end for the other ranks and for the last average; ``averages``
+    is how many averages this rank took part in, by the number of ranks.
     """
 
     strategy: Strategy
@@ -70,6 +82,8 @@ class Finished(msgspec.Struct, tag=True, frozen=True):
     away: float
     algorithms: list[str]
     told: list[str]
+    waited_s: float = 0.0
+    averages: dict[int, int] = {}  # msgspec copies it
 
 
 Message = Step | Finished

@@ -1,4 +1,4 @@
-"""The picture of a demonstration: the same two iterations of every training, below each other."""
+"""The picture of a demonstration: two iterations of the late rank in every training, below each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 2
 def draw_trainings(trainings: Sequence[Training], late_rank: int, words: str, path: Path) -> None:
     """Draw iterations late enough for habits to have been learnt."""
     panels = [panel_of(training, late_rank) for training in trainings]
-    draw_timelines(panels, f"{_SHOWN} iterations: {words}", path)
+    draw_timelines(panels, f"{_SHOWN} iterations of rank {late_rank}, which is late: {words}", path)
 
 
 def panel_of(training: Training, late_rank: int) -> Panel:
@@ -30,7 +30,9 @@ def panel_of(training: Training, late_rank: int) -> Panel:
         for rank, steps in enumerate(training.steps)
     ]
     marks = [step.began_s - begin_s for step in late[first : first + _SHOWN]]
-    return Panel(f"{training.strategy.value}: {format_duration(iteration_s(training))} an iteration", bars, marks)
+    whose = "" if training.strategy.synchronous else " of a rank that is on time"
+    title = f"{training.strategy.value}: {format_duration(iteration_s(training))} an iteration{whose}"
+    return Panel(title, bars, marks)
 
 
 def _bars(steps: Sequence[Step], waits: Sequence[tuple[float, float]], training: Training, rank: int) -> list[Bar]:

@@ -22,8 +22,9 @@ from torch._C._distributed_c10d import FileStore
 from paceline.backend import arrivals, chosen_algorithms
 from paceline.demo.data import Digits, accuracy, make_model
 from paceline.demo.messages import Finished, Job, Message, Strategy
-from paceline.demo.trainings import groups_of, train
+from paceline.demo.trainings import finish, groups_of, train
 from paceline.observe.arrivals import lateness
+from paceline.train.decentralized.wrapper import Decentralized
 
 _PATIENCE = timedelta(seconds=60)
 
@@ -41,16 +42,20 @@ def main(rank: int, job: Job) -> None:
         )  # fmt: skip
         module = make_model(job.seed)
         model = train(strategy, module, digits, job, _say)
+        waited_s = finish(model)
         ended_s = time.perf_counter()
         first = module if first is None else first
+        tells = strategy.backend == "paceline" and strategy.synchronous
         _say(
             Finished(
                 strategy,
                 ended_s,
                 accuracy=accuracy(module, digits),
                 away=_difference(first, module),
-                algorithms=_algorithms(model) if strategy.backend == "paceline" else [],
-                told=_late_ranks(model) if strategy.backend == "paceline" else [],
+                algorithms=_algorithms(model) if tells else [],
+                told=_late_ranks(model) if tells else [],
+                waited_s=waited_s,
+                averages=dict(model.statistics.groups) if isinstance(model, Decentralized) else {},
             )
         )
         dist.barrier()

@@ -28,7 +28,7 @@ class Demonstration:
 
 def demonstrate(place: Place, iterations: int, late_s: float, rate_bytes_per_s: float, out: Console) -> Demonstration:
     """Train in every strategy; progress goes to the console."""
-    trainings = {strategy: Training(strategy, NUM_RANKS) for strategy in Strategy}
+    trainings = {strategy: Training(strategy, NUM_RANKS, LATE_RANK) for strategy in Strategy}
     with (
         tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder,
         open_stage(place, NUM_RANKS, rate_bytes_per_s) as stage,
@@ -36,13 +36,12 @@ def demonstrate(place: Place, iterations: int, late_s: float, rate_bytes_per_s: 
         out.print(stage.words, style="dim", soft_wrap=True)
         job = Job(folder, NUM_RANKS, iterations, LATE_RANK, late_s, stage.pace_bytes_per_s)
         with _progress(out) as progress, Crew(job, stage) as crew:
-            tasks = {strategy: progress.add_task(strategy.value, total=iterations, news="") for strategy in Strategy}
+            steps = iterations * NUM_RANKS
+            tasks = {strategy: progress.add_task(strategy.value, total=steps, news="") for strategy in Strategy}
             for rank, message in crew.messages():
                 training = trainings[message.strategy]
                 training.add(rank, message)
-                done = training.num_iterations
-                if done:
-                    progress.update(tasks[message.strategy], completed=done, news=_news(training, done))
+                progress.update(tasks[message.strategy], completed=len(training.told), news=_news(training))
     return Demonstration(list(trainings.values()), stage.words)
 
 
@@ -51,12 +50,13 @@ def _progress(out: Console) -> Progress:
         TextColumn("{task.description:<25}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("steps"),
         TimeElapsedColumn(),
         TextColumn("{task.fields[news]}"),
         console=out,
     )
 
 
-def _news(training: Training, done: int) -> str:
-    accuracy = figures.running_accuracy(training, done - 1)
+def _news(training: Training) -> str:
+    accuracy = figures.recent_accuracy(training)
     return f"{format_duration(figures.iteration_s(training))} an iteration, reads {accuracy:.0%} right"

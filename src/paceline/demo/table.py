@@ -13,6 +13,9 @@ from paceline.demo.figures import Training
 from paceline.units import format_duration
 
 TARGET = 0.95
+TOLERANCE = 0.04
+"""A decentralised training may read this share fewer of the held-out digits right: 14 of 360. Its ranks
+take the batches in another order each time: ten trainings came to 95.3% to 97.5%, where the others come to 97.5%."""
 _LARGE_BYTES = 1 << 18
 _CHOSEN = re.compile(r"(?P<kind>\w+) up to (?P<bytes>\d+) bytes(?:, late (?P<late>[\d:,]+))?: (?P<name>\w+).*")
 _FOR_GRADIENTS = ("allreduce", "reducescatter", "allgather")
@@ -21,18 +24,20 @@ _FOR_GRADIENTS = ("allreduce", "reducescatter", "allgather")
 def results_table(trainings: Sequence[Training]) -> Table:
     """All trainings side by side; the first is what the others are compared with."""
     table = Table(header_style="bold")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for training in trainings:
         table.add_column(training.strategy.value)
     first = trainings[0]
     rows: dict[str, Callable[[Training], str]] = {
-        "iteration (median)": lambda one: _against(figures.iteration_s(one), figures.iteration_s(first)),
-        f"time to {TARGET:.0%} accuracy while training": lambda one: _reached(one),
+        "iteration of a rank on time": lambda one: _iteration(one, first),
+        "steps of late rank / of others": _steps,
+        "images a second, all ranks": lambda one: _images(one, first),
+        f"to {TARGET:.0%} accuracy while training": lambda one: _reached(one),
         "whole training": lambda one: _against(figures.total_s(one), figures.total_s(first)),
-        "exposed communication an iteration": lambda one: format_duration(figures.exposed_s(one)),
+        "exposed comm. an iteration": _exposed,
         "who was late (measured here)": _who_was_late,
-        "who was late (as the backend says)": lambda one: escape("; ".join(one.finished[0].told)) or "-",
-        "algorithms for gradients": _algorithms,
+        "who was late (backend says)": lambda one: escape("; ".join(one.finished[0].told)) or "-",
+        "algorithms": _algorithms,
         "accuracy on held-out digits": lambda one: f"{one.finished[0].accuracy:.2%}",
         "largest difference of a weight": lambda one: "-" if one is first else f"{one.finished[0].away:.1e}",
     }
@@ -55,13 +60,45 @@ def _late(choice: str | None) -> str:
 
 
 def same_accuracy(trainings: Sequence[Training]) -> bool:
-    """Whether all trainings read equally many held-out digits right."""
-    return len({one.finished[0].accuracy for one in trainings}) == 1
+    """Whether synchronous trainings read equally many held-out digits right, and decentralised ones about as many.
+
+    About as many: at most ``TOLERANCE`` fewer. That is judged where the synchronous ones have come to ``TARGET``;
+    before, the order of the batches and a few steps more or less make a larger difference.
+    """
+    together = {one.finished[0].accuracy for one in trainings if one.strategy.synchronous}
+    apart = [one.finished[0].accuracy for one in trainings if not one.strategy.synchronous]
+    lowest = min(together) - TOLERANCE if min(together) >= TARGET else 0.0
+    return len(together) == 1 and all(accuracy >= lowest for accuracy in apart)
 
 
 def _against(seconds: float, first_s: float) -> str:
     words = format_duration(seconds)
     return words if seconds in (0.0, first_s) else f"{words} ({first_s / seconds:.2f}x)"
+
+
+def _iteration(training: Training, first: Training) -> str:
+    """Compared only where all ranks make each iteration together."""
+    seconds = figures.iteration_s(training)
+    return _against(seconds, figures.iteration_s(first)) if training.strategy.synchronous else format_duration(seconds)
+
+
+def _steps(training: Training) -> str:
+    """``23 / 99 to 102``."""
+    others = [len(steps) for steps in training.punctual]
+    span = str(min(others)) if min(others) == max(others) else f"{min(others)} to {max(others)}"
+    return f"{len(training.steps[training.late_rank])} / {span}"
+
+
+def _images(training: Training, first: Training) -> str:
+    rate, first_rate = figures.images_per_s(training), figures.images_per_s(first)
+    return f"{rate:.0f}" if training is first else f"{rate:.0f} ({rate / first_rate:.2f}x)"
+
+
+def _exposed(training: Training) -> str:
+    words = format_duration(figures.exposed_s(training))
+    return (
+        words if training.strategy.synchronous else f"{words}; {format_duration(figures.ending_s(training))} at the end"
+    )
 
 
 def _reached(training: Training) -> str:
@@ -70,6 +107,9 @@ def _reached(training: Training) -> str:
 
 
 def _algorithms(training: Training) -> str:
+    if not training.strategy.synchronous:
+        sizes = [f"{number} of {size} ranks" for size, number in figures.num_averages(training).items()]
+        return "averages of weights: " + (", ".join(sizes) or "one, at the end")
     return escape("\n".join(large_algorithms(training.finished[0].algorithms))) or "Gloo's own"
 
 

@@ -1,13 +1,14 @@
 """One training loop for every strategy, and how each of them is watched while it trains.
 
 A watch knows when collectives were under way and when this rank waited for them. DDP's are seen through a
-communication hook that does what DDP does without one; DataParallel keeps its own record.
+communication hook that does what DDP does without one; DataParallel and Decentralized keep their own record.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from paceline.demo.data import Digits
 from paceline.demo.messages import Flight, Job, Step, Strategy
 from paceline.demo.pacing import pace_connections
 from paceline.train.dear.wrapper import DataParallel
+from paceline.train.decentralized.wrapper import Decentralized
 
 _LEARNING_RATE = 1e-3
 
@@ -95,8 +97,32 @@ class DataParallelWatch:
         return waits, flights
 
 
-def wrap(strategy: Strategy, module: nn.Module, optimizer: Optimizer) -> tuple[Any, Watch]:
+class DecentralizedWatch:
+    """Averages of weights, from the wrapper's own record."""
+
+    def __init__(self, model: Decentralized) -> None:
+        self._statistics = model.statistics
+        self._waited_s = 0.0
+        self._told_s = 0.0  # averages that ended by then
+
+    def backward_ended(self) -> None:
+        """It exchanges nothing."""
+
+    def news(self) -> tuple[Waits, list[Flight]]:
+        """Take the averages that have ended; a wait is noted as the last part of the step that it was in."""
+        now_s, waited_s = time.perf_counter(), self._statistics.wait_s
+        waits = [(now_s - (waited_s - self._waited_s), now_s)] if waited_s > self._waited_s else []
+        ended = [one for one in list(self._statistics.recent) if one.ended_s > self._told_s]
+        self._waited_s = waited_s
+        self._told_s = max((one.ended_s for one in ended), default=self._told_s)
+        return waits, [Flight(f"average of {one.num_members}", one.began_s, one.ended_s) for one in ended]
+
+
+def wrap(strategy: Strategy, module: nn.Module, optimizer: Optimizer, job: Job) -> tuple[Any, Watch]:
     """The module made parallel, and who watches it."""
+    if strategy is Strategy.DECENTRALIZED:
+        decentralized = Decentralized(module, optimizer, total_steps=job.iterations * job.num_ranks)
+        return decentralized, DecentralizedWatch(decentralized)
     if strategy is Strategy.DATA_PARALLEL:
         model = DataParallel(module, optimizer)
         return model, DataParallelWatch(model)
@@ -110,12 +136,12 @@ def groups_of(model: Any) -> list[Any]:
 
 
 def train(strategy: Strategy, module: nn.Module, digits: Digits, job: Job, say: Callable[[Step], None]) -> Any:
-    """Train the module and say what happens in each iteration; returns it as wrapped."""
+    """Train the module and say what happens in each iteration; returns it as wrapped. ``finish`` comes next."""
     rank, lag_s = dist.get_rank(), job.late_s if dist.get_rank() == job.late_rank else 0.0
     optimizer = Adam(module.parameters(), lr=_LEARNING_RATE)
-    model, watch = wrap(strategy, module, optimizer)
+    model, watch = wrap(strategy, module, optimizer, job)
     dist.barrier()
-    for number in range(job.iterations):
+    for number in _iterations(model, job):
         if job.pace_bytes_per_s:
             # Again in each iteration, because connections are opened when first needed.
             pace_connections(job.pace_bytes_per_s)
@@ -132,6 +158,26 @@ def train(strategy: Strategy, module: nn.Module, digits: Digits, job: Job, say: 
         waits, flights = watch.news()
         correct = int((scores.argmax(1) == labels).sum())
         say(Step(strategy, number, began_s, loaded_s, ended_s, waits, flights, correct, job.batch))
+    return model
+
+
+def finish(model: Any) -> float:
+    """End a training: the module gets its final weights. Return how long a decentralised rank has waited for that."""
     if isinstance(model, DataParallel):
         model.synchronize()
-    return model
+    if not isinstance(model, Decentralized):
+        return 0.0
+    waited_s = model.statistics.wait_s
+    model.finish()
+    return model.statistics.wait_s - waited_s
+
+
+def _iterations(model: Any, job: Job) -> Iterator[int]:
+    """Number the steps of this rank: those that all make, or those until all ranks together have made enough."""
+    if not isinstance(model, Decentralized):
+        yield from range(job.iterations)
+        return
+    for number in count():
+        yield number
+        if model.done:
+            return

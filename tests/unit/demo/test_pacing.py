@@ -33,7 +33,8 @@ def test_all_strategies_are_paced_alike(strategy: Strategy, monkeypatch: pytest.
     job = Job("", num_ranks=1, iterations=2, late_rank=0, late_s=0.0, pace_bytes_per_s=1_000_000)
     dist.init_process_group(strategy.backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        trainings.train(strategy, make_model(job.seed), Digits.load(), job, lambda _: None)
+        trainings.finish(trainings.train(strategy, make_model(job.seed), Digits.load(), job, lambda _: None))
     finally:
         dist.destroy_process_group()
-    assert rates == [1_000_000] * 2
+    assert set(rates) == {1_000_000}
+    assert len(rates) == 2 if strategy.synchronous else len(rates) >= 2

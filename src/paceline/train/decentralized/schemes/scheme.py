@@ -6,11 +6,11 @@ import inspect
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -18,6 +18,14 @@ from torch.optim import Optimizer
 from paceline.errors import UsageError
 from paceline.train.decentralized.mesh import Mesh
 from paceline.train.decentralized.weights import Weights
+
+
+class TimedAverage(NamedTuple):
+    """One average: how many workers took part, and when, by ``time.perf_counter()``."""
+
+    num_members: int
+    began_s: float
+    ended_s: float
 
 
 @dataclass
@@ -34,12 +42,16 @@ class Statistics:
     """Payload, estimated from the sizes of vectors and groups."""
     average_s: float = 0.0
     """Seconds from the start to the end of averages, summed."""
+    recent: deque[TimedAverage] = field(default_factory=lambda: deque(maxlen=64))
+    """The last averages."""
 
     def count_average(self, num_members: int, vector_bytes: int, took_s: float) -> None:
         """Note an all-reduce among some workers, which sends 2 (n - 1) / n of the vector."""
         self.groups[num_members] += 1
         self.bytes_sent += int(2 * (num_members - 1) / num_members * vector_bytes)
         self.average_s += took_s
+        ended_s = time.perf_counter()
+        self.recent.append(TimedAverage(num_members, ended_s - took_s, ended_s))
 
 
 @dataclass(frozen=True)
