@@ -218,8 +218,10 @@ def test_the_board_shows_what_ranks_note(tmp_path: Path) -> None:
     assert [one.tolist() for one in controller.losses()] == [[], [[0.5, 1.25], [0.75, 1.0]]]
 
 
-def test_the_average_crosses_between_two_points() -> None:
-    assert crossing([(1.0, 2.0), (2.0, 1.0), (3.0, 2.0)], 1.25) == 1.75
+def test_the_average_is_there_when_it_stays_below_the_target() -> None:
+    assert crossing([(1.0, 2.0), (2.0, 1.0), (3.0, 0.5)], 1.25) == 1.75
+    assert crossing([(1.0, 1.0), (2.0, 3.0), (3.0, 1.0)], 2.0) == 2.5
+    assert crossing([(1.0, 1.0), (2.0, 3.0)], 2.0) is None
     assert crossing([(1.0, 1.0)], 1.0) == 1.0
     assert crossing([(1.0, 2.0)], 1.0) is None
     assert crossing([], 1.0) is None

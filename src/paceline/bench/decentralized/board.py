@@ -146,17 +146,18 @@ def snapshot_path(folder: Path, number: int, rank: int) -> Path:
 
 
 def crossing(points: Sequence[tuple[float, float]], target: float) -> float | None:
-    """Return when a curve of (time, value) first is at the target, on a line between two points; None if never.
+    """Return from when on a curve of (time, value) stays at the target or below; None if it ends above.
+
+    Values between two points are on a line.
 
     >>> crossing([(0.0, 3.0), (1.0, 2.0), (2.0, 1.0)], 1.5)
     1.5
     """
-    before: tuple[float, float] | None = None
-    for time_s, value in points:
-        if value <= target:
-            if before is None or value == before[1]:
-                return time_s
-            share = (before[1] - target) / (before[1] - value)
-            return before[0] + share * (time_s - before[0])
-        before = (time_s, value)
-    return None
+    above = max((place for place, (_, value) in enumerate(points) if value > target), default=-1)
+    if above == len(points) - 1:
+        return None
+    time_s, value = points[above + 1]
+    if above < 0:
+        return time_s
+    before_s, before = points[above]
+    return before_s + (before - target) / (before - value) * (time_s - before_s)
