@@ -25,7 +25,8 @@ class _Model(nn.Module):
         self.tied = nn.Linear(3, 2)
         self.tied.weight = self.linear.weight
         self.norm = nn.BatchNorm1d(2)
-        self.register_buffer("mask", torch.tensor([0.0, -math.inf, math.inf]))
+        self.attention = nn.Module()
+        self.attention.register_buffer("mask", torch.tensor([0.0, -math.inf, math.inf]))
 
 
 NUM_PARAMETERS = 6 + 2 + 2 + 4
@@ -95,11 +96,11 @@ def test_a_difference_leaves_infinite_buffers_as_they_are() -> None:
     mean = snapshot.clone()
     mean[0] += 2
     mean[NUM_PARAMETERS] += 3
-    before = float(model.linear.weight.flatten()[0])
+    before = model.linear.weight.flatten().tolist()
     weights.add(weights.difference(mean, snapshot))
-    assert float(model.linear.weight.flatten()[0]) == pytest.approx(before + 2)
-    assert float(model.norm.running_mean[0]) == 3
-    assert model.mask.tolist() == [0, -math.inf, math.inf]
+    assert model.linear.weight.flatten().tolist() == pytest.approx([before[0] + 2, *before[1:]])
+    assert model.norm.running_mean.tolist() == [3, 0]
+    assert model.attention.mask.tolist() == [0, -math.inf, math.inf]
 
 
 def test_a_difference_of_weights_that_diverged_is_not_hidden() -> None:
