@@ -54,8 +54,9 @@ conformance: install  ## PyTorch's own distributed test-suite on Paceline, whole
 	$(BIN)/python tests/conformance/pytorch_suite --backend paceline --speak mpi --report out/conformance_mpi.txt 'test_all_to_all*'
 	$(BIN)/python tests/conformance/pytorch_suite --backend paceline --world-size 8 --report out/conformance8.txt
 
-faults: install  ## 200 random faults each on one host and in the lab: killed and stopped ranks, cut links
-	FAULTS=200 $(PYTEST) tests/integration/test_faults.py tests/integration/test_engine_in_lab.py
+faults: install  ## 200 random faults each on one host, in the lab and of decentralised training: killed ranks, cut links
+	FAULTS=200 $(PYTEST) tests/integration/test_faults.py tests/integration/test_engine_in_lab.py \
+	  tests/integration/test_decentralized_faults.py
 
 soak: install  ## mixed collectives on four ranks for SOAK_MINUTES (60), all checked; SOAK_SEED repeats a run
 	$(BIN)/python tests/integration/soak.py

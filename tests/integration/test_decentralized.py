@@ -176,9 +176,9 @@ def _with_frozen(me: Member) -> list[float]:
     optimizer = torch.optim.SGD([one for one in module.parameters() if one.requires_grad], lr=0.01)
     model = paceline.Decentralized(module, optimizer, init_sync=False)
     model.eval()
-    assert not module.training and not module[1].training
+    assert [part.training for part in module.modules()] == [False] * 4
     model.train()
-    assert module.training and module[1].training
+    assert [part.training for part in module.modules()] == [True] * 4
     _until_averaged(me, model, lambda _: _train(model, optimizer, me.rank, 1))
     model.finish()
     torch.testing.assert_close(module[0].weight, frozen, rtol=0, atol=0)
@@ -215,7 +215,7 @@ def _batch_norm(me: Member) -> list[Any]:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     model = paceline.Decentralized(module, optimizer, overlap=me.world_size == 2)
 
-    def step_once(step: int) -> None:
+    def step_once(_: int) -> None:
         optimizer.zero_grad()
         model(torch.randn(16, 3) + 10 * me.rank).sum().backward()
         optimizer.step()
@@ -360,7 +360,7 @@ def test_a_single_worker_trains_as_without() -> None:
     run_ranks(_alone, 1)
 
 
-def _refusals(me: Member) -> None:
+def _refusals(_: Member) -> None:
     module = _model()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
