@@ -66,6 +66,7 @@ def _check(out: str, picture: Path) -> None:
     ]
     assert len(set(accuracies[:3])) == 1
     assert accuracies[3].endswith("%")
+    assert "averages: " in out
     assert "do not end with the same accuracy" not in out
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000
@@ -76,7 +77,7 @@ def test_in_the_lab(tmp_path: Path) -> None:
     out = _demo(tmp_path, "--iterations", "4", "--late", "300ms", "--rate", "100mbit", "--place", "lab")
     _check(out, tmp_path / "demo.png")
     assert "4 emulated hosts on links of 100 Mbit/s" in out
-    assert "allreduce, rank 3 late: stragglar" in out
+    assert "stragglar" in out
     assert "reducescatter: " in out
 
 

@@ -54,6 +54,7 @@ def generator(
         formation=_read_formation(formation),
         lease_s=_read_duration("--lease", lease),
         patience_s=_read_duration("--patience", patience),
+        extra_arrivals=1,
     )
     file = secret_file or Config.from_environment().secret_file or Path("paceline.secret")
     secret, is_new = read_or_make_secret(file)

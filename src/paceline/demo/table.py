@@ -14,8 +14,8 @@ from paceline.units import format_duration
 
 TARGET = 0.95
 TOLERANCE = 0.04
-"""A decentralised training may read this share fewer of the held-out digits right: 14 of 360. Its ranks
-take the batches in another order each time: ten trainings came to 95.3% to 97.5%, where the others come to 97.5%."""
+"""A decentralised training may read this share fewer of the held-out digits right: 14 of 360. Its ranks take the
+batches in another order each time: ten trainings came to 95.3% to 97.5%, where the others come to 97.5%."""
 _LARGE_BYTES = 1 << 18
 _CHOSEN = re.compile(r"(?P<kind>\w+) up to (?P<bytes>\d+) bytes(?:, late (?P<late>[\d:,]+))?: (?P<name>\w+).*")
 _FOR_GRADIENTS = ("allreduce", "reducescatter", "allgather")
@@ -96,9 +96,9 @@ def _images(training: Training, first: Training) -> str:
 
 def _exposed(training: Training) -> str:
     words = format_duration(figures.exposed_s(training))
-    return (
-        words if training.strategy.synchronous else f"{words}; {format_duration(figures.ending_s(training))} at the end"
-    )
+    if training.strategy.synchronous:
+        return words
+    return f"{words}; {format_duration(figures.ending_s(training))} at the end"
 
 
 def _reached(training: Training) -> str:
@@ -109,7 +109,7 @@ def _reached(training: Training) -> str:
 def _algorithms(training: Training) -> str:
     if not training.strategy.synchronous:
         sizes = [f"{number} of {size} ranks" for size, number in figures.num_averages(training).items()]
-        return "averages of weights: " + (", ".join(sizes) or "one, at the end")
+        return "averages: " + (", ".join(sizes) or "one, at the end")
     return escape("\n".join(large_algorithms(training.finished[0].algorithms))) or "Gloo's own"
 
 

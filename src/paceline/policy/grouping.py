@@ -171,18 +171,19 @@ class PaceFilter:
     def __init__(self, slow_factor: float) -> None:
         self.slow_factor = slow_factor
         self._average_s: dict[int, float] = {}
-        self._typical_s = 0.0
+        self.typical_s = 0.0
+        """The median of the workers' averages, a moment ago."""
         self._observed = 0
 
     def observe(self, worker: int, step_s: float) -> None:
         """Count a step of a worker. The median is taken anew once for as many steps as there are workers."""
-        if self._typical_s > 0:
-            step_s = min(step_s, _LONGEST * self._typical_s)
+        if self.typical_s > 0:
+            step_s = min(step_s, _LONGEST * self.typical_s)
         average_s = self._average_s.get(worker)
         self._average_s[worker] = step_s if average_s is None else average_s + _WEIGHT * (step_s - average_s)
         self._observed += 1
         if self._observed >= len(self._average_s):
-            self._typical_s, self._observed = median(self._average_s.values()), 0
+            self.typical_s, self._observed = median(self._average_s.values()), 0
 
     def forget(self, worker: int) -> None:
         """Drop a worker that is gone."""
@@ -190,7 +191,7 @@ class PaceFilter:
 
     def is_slow(self, worker: int) -> bool:
         """Whether other workers should not wait for this one."""
-        return self._typical_s > 0 and self._average_s.get(worker, 0.0) > self.slow_factor * self._typical_s
+        return self.typical_s > 0 and self._average_s.get(worker, 0.0) > self.slow_factor * self.typical_s
 
 
 class Connectivity:

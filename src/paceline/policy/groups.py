@@ -65,6 +65,12 @@ from paceline.policy.grouping import (
     random_groups,
 )
 
+_WORKERS_FOR_CHOICE = 4
+"""Groups wait for further arrivals to choose among where there are so many times their workers: others come soon ..."""
+_CHOICE_STEPS = 0.25
+"""... and for so many typical steps at most."""
+_MET = 32
+
 
 class Phase(Enum):
     """Where a worker is; see the table above."""
@@ -83,7 +89,11 @@ class Formation(Enum):
     """
 
     FIRST_COME = "first_come"
-    """The first workers that arrive form a group. Nobody waits for a certain worker, so nobody waits for a slow one."""
+    """The first workers that arrive form a group. Nobody waits for a certain worker, so nobody waits for a slow one.
+
+    Workers that once arrive together would do so again and again. With ``Rules.extra_arrivals`` a group waits a little
+    for more workers than it needs, and takes those whom the first one has not averaged with for longest.
+    """
 
     DIVISION = "division"
     """All free workers are partitioned into disjoint random groups at once (Group Division)."""
@@ -109,6 +119,8 @@ class Rules:
     """A group that not all members have finished so long after Start is aborted."""
     lease_s: float = 30.0
     """A worker that says nothing for so long is evicted."""
+    extra_arrivals: int = 0
+    """First come: so many workers more than a group needs are awaited, to choose among. Worth it with overlap: 1."""
     window_rounds: int = 12
     """The groups of this many rounds connect all workers. A round is a group for each; 0 turns this off."""
 
@@ -119,6 +131,8 @@ class Rules:
             number > 0 for number in (self.slow_factor - 1, self.patience_s, self.longest_average_s, self.lease_s)
         ):
             raise UsageError("slow_factor must be above 1; patience_s, longest_average_s and lease_s above 0")
+        if self.extra_arrivals < 0:
+            raise UsageError(f"extra_arrivals is {self.extra_arrivals}: it must be 0 or more")
         if self.window_rounds < 0:
             raise UsageError(f"window_rounds is {self.window_rounds}: it must be 0 or more")
 
@@ -151,7 +165,7 @@ class _Lane:
 
 
 class _Worker:
-    __slots__ = ("asks_again", "buffer", "draining", "epoch", "host", "lane", "number", "phase", "since_s")
+    __slots__ = ("asks_again", "buffer", "draining", "epoch", "host", "lane", "met", "number", "phase", "since_s")
 
     def __init__(self, number: int, host: str, epoch: int, lane: _Lane, now_s: float) -> None:
         self.number = number
@@ -161,6 +175,7 @@ class _Worker:
         self.phase = Phase.COMPUTE
         self.since_s = now_s
         self.buffer: deque[_Group] = deque()
+        self.met: deque[int] = deque(maxlen=_MET)  # members of its last groups, the latest last
         self.draining = False
         self.asks_again = False  # it asked while its group runs: that counts when the group ends
 
@@ -368,7 +383,10 @@ class GroupGenerator:
         if first := self._first_awaited():
             waits.append(first.since_s)
         ends = [group.since_s + self.rules.longest_average_s for group in itertools.islice(self._running.values(), 1)]
-        return min([*leases, *ends, *(since_s + self.rules.patience_s for since_s in waits)], default=math.inf)
+        choices = [self._choice_ends_s(lane) for lane in self._lanes.values() if lane.queue]
+        return min(
+            [*leases, *ends, *choices, *(since_s + self.rules.patience_s for since_s in waits)], default=math.inf
+        )
 
     def waits(self, now_s: float) -> list[Wait]:
         """Return the groups that wait for members, the longest wait first."""
@@ -516,6 +534,8 @@ class GroupGenerator:
         if reason is None:
             self._messages.append(Commit(group.serial, group.epoch, numbers))
             self._connectivity.add_commit(numbers)
+            for member in group.members:
+                member.met.extend(number for number in numbers if number != member.number)
         elif numbers:
             self._messages.append(Abort(group.serial, group.epoch, numbers, reason))
         for member in group.members:
@@ -551,13 +571,32 @@ class GroupGenerator:
             size = min(lane.group_size, len(lane.active))
             if size < 2:
                 self._solo(lane.queue.popitem(last=False)[1])
-            elif len(lane.queue) >= size:
-                self._append_groups([_first(lane.queue, size)])
+            elif len(lane.queue) >= size + self._choice(lane):
+                self._append_groups([self._chosen(lane, size)])
             else:
                 return
 
+    def _choice(self, lane: _Lane) -> int:
+        """How many workers more than a group needs it waits for, to choose among them."""
+        return self.rules.extra_arrivals if len(lane.active) >= _WORKERS_FOR_CHOICE * lane.group_size else 0
+
+    def _chosen(self, lane: _Lane, size: int) -> list[int]:
+        """The one that waits longest, and of the others those that it has not met for longest."""
+        first, *others = lane.queue.values()
+        met = {number: place for place, number in enumerate(first.met)}
+        others.sort(key=lambda state: met.get(state.number, -1))
+        return [first.number, *(state.number for state in others[: size - 1])]
+
+    def _choice_ends_s(self, lane: _Lane) -> float:
+        """When the first of a queue that has enough for a group waits no longer for others to choose among."""
+        if self.rules.formation is not Formation.FIRST_COME or len(lane.queue) < max(2, lane.group_size):
+            return math.inf
+        return next(iter(lane.queue.values())).since_s + _CHOICE_STEPS * self._paces.typical_s
+
     def _serve_overdue(self, lane: _Lane) -> None:
         """First come: do not let the first of the queue wait any longer than it should."""
+        while self._choice_ends_s(lane) <= self._now_s:
+            self._append_groups([self._chosen(lane, lane.group_size)])
         while lane.queue and next(iter(lane.queue.values())).since_s + self.rules.patience_s <= self._now_s:
             if len(lane.queue) > 1:
                 self._append_groups([_first(lane.queue, lane.group_size)])

@@ -16,13 +16,14 @@ from paceline.bench.decentralized.cases import (
     Contestant,
     Scenario,
     bucket_grid,
+    num_parameters,
     parse_scenarios,
     parse_schemes,
 )
 from paceline.bench.decentralized.report import draw, legend, scenario_table
 from paceline.bench.decentralized.results import DecentralizedResults, Spread, Training
 from paceline.bench.decentralized.run import Plan
-from paceline.bench.decentralized.task import Model, Teacher, num_parameters
+from paceline.bench.decentralized.task import Model, Teacher
 from paceline.bench.results import Machine
 from paceline.bench.training.scaling import lab_s_per_byte
 from paceline.errors import UsageError

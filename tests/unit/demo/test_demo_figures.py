@@ -171,4 +171,4 @@ def test_the_table_has_a_column_for_each_training_and_says_what_differs() -> Non
     assert rows["steps of late rank / of others"] == ["12 / 12", "10 / 50"]
     assert rows["images a second, all ranks"] == ["16", "80 (5.00x)"]
     assert rows["exposed comm. an iteration"] == ["100 ms", "0 s; 500 ms at the end"]
-    assert rows["algorithms"] == ["Gloo's own", "averages of weights: 8 of 2 ranks, 1 of 3 ranks"]
+    assert rows["algorithms"] == ["Gloo's own", "averages: 8 of 2 ranks, 1 of 3 ranks"]

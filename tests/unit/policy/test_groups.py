@@ -499,6 +499,28 @@ def test_no_worker_is_isolated(slow: dict[int, float], overlap: bool) -> None:
     assert slow or not connected(unwatched, range(8), 12 * 8 // 2)
 
 
+def test_a_choice_of_partners_ends_lockstep() -> None:
+    """With one arrival more than a pair needs, workers in lockstep meet all others, and hardly wait for longer."""
+    lockstep: Callable[[int, float], float] = lambda worker, _: 1.0 + worker // 2 / 100  # noqa: E731
+    pairs = Rules(2, window_rounds=0)
+    for overlap in (False, True):
+        chosen = at_work(replace(pairs, extra_arrivals=1), lockstep, workers=8, overlap=overlap)
+        assert connected(chosen.commits, range(8), 12 * 8 // 2)
+        assert max(chosen.waits_s) < 1.0
+        met = {frozenset(members) for _, members, _ in chosen.commits}
+        assert len(met) > 20  # of 28 pairs; without a choice it is the same few
+    same = {frozenset(members) for _, members, _ in at_work(pairs, lockstep, workers=8, overlap=True).commits}
+    assert len(same) < 10
+
+
+def test_a_choice_needs_workers_that_come_soon() -> None:
+    machine = generator(7, Rules(2, extra_arrivals=1))
+    assert machine.request(0, 1.0, 1) == []
+    assert isinstance(machine.request(1, 1.0, 1)[0], Start)  # of seven workers the next may come late
+    with pytest.raises(UsageError, match="extra_arrivals"):
+        Rules(extra_arrivals=-1)
+
+
 def test_isolation_is_not_hidden_by_a_slow_link() -> None:
     """One host with a slow link has nobody of its class; bridges alone connect it."""
     rates = {"host0": 1e9, "host1": 1e9, "host2": 1e7}

@@ -31,6 +31,10 @@ USUAL_SCHEMES = ("ddp-gloo", "ddp-paceline", "ps", "adpsgd", "ripples", "ripples
 OWN_PACE = frozenset({"adpsgd", "eager", "ps-async", "ripples"})
 """Schemes whose workers make steps at their own pace and end whenever told. The others end after equally many steps."""
 
+INPUTS, CLASSES = 64, 10
+BLOCKS = 6
+"""The shape of the model (task.py), whose width gives its size."""
+
 _SLOW = re.compile(r"(half|\d{1,3}(?:\+\d{1,3})*):(\d+(?:\.\d+)?)x")
 _WORDS = {"true": True, "false": False}
 
@@ -225,3 +229,12 @@ class Trained(msgspec.Struct, frozen=True):
     accuracy: float | None = None
     average_losses: dict[int, float] = {}
     probed_s: list[float] = []
+
+
+def num_parameters(width: int) -> int:
+    """Return the size of a model.
+
+    >>> num_parameters(10)
+    1420
+    """
+    return (INPUTS + 1) * width + BLOCKS * (width + 1) * width + CLASSES * (width + 1)

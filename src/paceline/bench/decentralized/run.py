@@ -26,9 +26,9 @@ from paceline.bench.decentralized.cases import (
     Scenario,
     Trained,
     bucket_grid,
+    num_parameters,
 )
 from paceline.bench.decentralized.results import DecentralizedResults, Setting, Training
-from paceline.bench.decentralized.task import num_parameters
 from paceline.bench.rank_process.messages import Perform, Performed
 from paceline.bench.results import ONE_HOST, Machine
 from paceline.bench.training.scaling import lab_s_per_byte

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-INPUTS, CLASSES = 64, 10
-BLOCKS = 6
+from paceline.bench.decentralized.cases import BLOCKS, CLASSES, INPUTS
 
 _TEACHER_UNITS = 32
 _TEACHER_SEED = 7
@@ -142,15 +141,6 @@ class Model(nn.Sequential):
             share_s = compute_s * layer.linear.weight.numel() / total
             layer.forward_s, layer.backward_s = share_s / 3, share_s * 2 / 3
         self.clock = clock
-
-
-def num_parameters(width: int) -> int:
-    """Return the size of a model.
-
-    >>> num_parameters(10)
-    1420
-    """
-    return (INPUTS + 1) * width + BLOCKS * (width + 1) * width + CLASSES * (width + 1)
 
 
 def cross_entropy(scores: torch.Tensor, batch: Batch) -> torch.Tensor:

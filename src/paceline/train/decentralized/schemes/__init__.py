@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-from paceline.train.decentralized.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from paceline.train.decentralized.schemes.scheme import Scheme
 
 SCHEMES = {
     "adpsgd": "adpsgd:ADPSGD",

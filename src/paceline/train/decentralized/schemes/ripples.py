@@ -87,7 +87,9 @@ class Ripples(Scheme):
         longest_average_s: float = 60.0,
     ) -> None:
         super().__init__(worker)
-        rules = read_rules(group_size, formation, slow_factor, patience_s, lease_s, longest_average_s)
+        rules = read_rules(
+            group_size, formation, slow_factor, patience_s, lease_s, longest_average_s, extra_arrivals=int(overlap)
+        )
         self._overlap = overlap
         self._longest_s = longest_average_s
         self._lease_s = lease_s

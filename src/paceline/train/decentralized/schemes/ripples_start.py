@@ -59,7 +59,14 @@ def start_services(
 
 
 def read_rules(
-    group_size: int | str, formation: str, slow_factor: float, patience_s: float, lease_s: float, longest_s: float
+    group_size: int | str,
+    formation: str,
+    slow_factor: float,
+    patience_s: float,
+    lease_s: float,
+    longest_s: float,
+    *,
+    extra_arrivals: int,
 ) -> Rules:
     """Return the rules that a user's options stand for."""
     if group_size != "auto" and not isinstance(group_size, int):
@@ -74,4 +81,5 @@ def read_rules(
         patience_s=patience_s,
         longest_average_s=longest_s,
         lease_s=lease_s,
+        extra_arrivals=extra_arrivals,
     )
