@@ -45,6 +45,10 @@ _READ = 64 * 1024
 _SWEEP_S = 1.0
 
 
+_GOODBYE_S = 0.01
+"""How often a service that ends looks whether its workers have left."""
+
+
 class _Connection:
     """A socket, and what has to be sent through it."""
 
@@ -169,11 +173,17 @@ class GeneratorService:
         with self._lock:
             return self._running_job.status(time.monotonic())
 
-    def stop(self) -> None:
-        """Close all connections and end the thread. Workers go on alone, and look for a service."""
+    def stop(self, wait_s: float = 0.0) -> None:
+        """Close all connections and end the thread. Workers go on alone, and look for a service.
+
+        At the end of a job, ``wait_s`` lets the workers say goodbye first.
+        """
         thread = self._thread
         if thread is None or self._stopping:
             return
+        end_s = time.monotonic() + wait_s
+        while self._connections and thread.is_alive() and time.monotonic() < end_s:
+            time.sleep(_GOODBYE_S)
         self._stopping = True
         with contextlib.suppress(OSError):
             self._wake_sender.send(b"x")

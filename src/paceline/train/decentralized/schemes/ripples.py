@@ -38,6 +38,8 @@ _log = logging.getLogger("paceline.decentralized")
 
 _LOOK_S = 0.5
 _CLOSING_S = 10.0
+_GOODBYES_S = 2.0
+"""So long a generator outlives its job, until the other workers have left it."""
 _COPY_ATTEMPTS = 3
 
 
@@ -489,4 +491,4 @@ class Ripples(Scheme):
             if thread.ident is not None:
                 thread.join(_CLOSING_S)
         if self._service is not None:
-            self._service.stop()
+            self._service.stop(wait_s=_GOODBYES_S if self._final is not None else 0.0)
