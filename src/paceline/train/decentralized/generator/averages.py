@@ -101,7 +101,6 @@ class Averages:
     def gone(self, worker: int) -> None:
         """A worker is not there any more."""
         self._waiting.discard(worker)
-        self.had_final.discard(worker)
         running = self._running
         if running is not None and worker in running.average.members:
             done = worker not in running.unfinished
@@ -109,6 +108,7 @@ class Averages:
             running.receivers.discard(worker)
             if not done:
                 self._fail(running, f"worker {worker} has gone")
+        self.had_final.discard(worker)
 
     def tick(self, now_s: float) -> None:
         """Give up an average that takes too long."""
