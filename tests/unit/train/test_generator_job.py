@@ -362,7 +362,7 @@ def test_who_copies(changes: dict[str, Any], copies: bool) -> None:
 
 def test_a_copy_is_made_again_when_a_contributor_dies_or_the_receiver_fails() -> None:
     bench = Bench()
-    first, second = bench.workers(2)
+    _, second = bench.workers(2)
     newcomer = bench.connect().join(2, fresh=True)
     [average] = averages(newcomer)
     second.lose()
@@ -372,8 +372,6 @@ def test_a_copy_is_made_again_when_a_contributor_dies_or_the_receiver_fails() ->
     assert (again.contributors, again.receivers) == ((0,), (2,))
     newcomer.say(AverageFinished(average.serial, True))  # of the former: ignored
     newcomer.say(AverageFinished(again.serial, False))
-    assert averages(newcomer) == []
-    first.say(AverageFinished(again.serial, True))
     [third] = averages(newcomer)
     assert third.replaces == again.serial
 
@@ -444,10 +442,44 @@ def test_an_average_that_takes_too_long_is_made_again() -> None:
     first, second = bench.workers(2)
     first.say(AskAverage())
     [average] = averages(first)
-    first.say(AverageFinished(average.serial, False))
+    first.say(AverageFinished(average.serial, True))
     bench.wait(61)
     [again] = averages(second)[1:]
     assert again.replaces == average.serial
+    assert again.receivers == (0,)  # also who had finished it: the result was not committed
+
+
+def test_an_average_fails_at_once_for_all_when_one_could_not_finish_it() -> None:
+    bench = Bench()
+    first, second, third = bench.workers(3)
+    for worker in (first, second):
+        worker.say(AskAverage())
+    [alone] = averages(first)
+    for worker in (first, second, third):
+        worker.say(AverageFinished(alone.serial, True))
+    first.say(AskAverage())
+    [both] = averages(third)[1:]
+    assert both.receivers == (1,)
+    second.say(AverageFinished(both.serial, True))
+    third.say(AverageFinished(both.serial, False))  # it receives nothing, but the others may wait for its part
+    [again] = averages(third)
+    assert again.replaces == both.serial
+    assert again.receivers == (0, 1)
+    for worker in (first, second, third):
+        worker.say(AverageFinished(again.serial, True))
+        worker.say(AverageFinished(both.serial, False))  # of the former: ignored
+    assert first.take()[-1] == second.take()[-1] == third.take()[-1] == Commit(again.serial)
+
+
+def test_another_model_than_that_of_the_first_worker_is_refused() -> None:
+    bench = Bench()
+    first = bench.connect().join(0, model="90 elements")
+    refused = bench.connect().join(1, model="101 elements")
+    assert "101 elements here, 90 elements there" in only(refused.take(), Refused).reason
+    assert isinstance(bench.connect().join(2, model="90 elements").take()[0], Joined)
+    first.say(Goodbye())
+    bench.connect().join(2, model="90 elements").say(Goodbye())
+    assert isinstance(bench.connect().join(3, model="101 elements").take()[0], Joined)  # nobody else is left
 
 
 def test_the_final_average_comes_when_all_have_left() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +101,8 @@ class Decentralized(nn.Module):
             mesh.close()
             raise
         self._open = True
-        atexit.register(self.close)
+        self._process = os.getpid()
+        atexit.register(self._close_at_exit)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -164,7 +166,7 @@ class Decentralized(nn.Module):
         """Leave the training as it stands: module and optimizer are free, and the other workers go on."""
         if self._open:
             self._open = False
-            atexit.unregister(self.close)
+            atexit.unregister(self._close_at_exit)
             self._worker.weights.end_step()
             for hook in self._hooks:
                 hook.remove()
@@ -173,6 +175,11 @@ class Decentralized(nn.Module):
                 self._scheme.close()
             finally:
                 self._worker.mesh.close()
+
+    def _close_at_exit(self) -> None:
+        """Leave while threads still run, unless this is a forked process: the training is its parent's."""
+        if os.getpid() == self._process:
+            self.close()
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:

@@ -1,8 +1,9 @@
 """The averages of all workers: asked for by workers, to give a newcomer its weights, and the last one. Pure.
 
 One average is under way at a time, because each worker executes them in the order of their serial numbers. Who asks
-while one is under way receives the next. It fails if a receiver could not finish it, a member has gone or it takes too
-long. Then it is made again with those that are left, under a new serial number.
+while one is under way receives the next. It fails if a member could not finish it, as then others wait in vain, if a
+member has gone, or if it takes too long. Then it is made again for all its receivers with those that are left, under a
+new serial number.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from paceline.train.decentralized.generator.messages import Abort, Average, Commit, ToWorker
 
-MAX_ATTEMPTS = 5
+MAX_ATTEMPTS = 10
 """So often an average is made for the same receivers before it is given up."""
 
 
@@ -22,7 +23,7 @@ class _Running:
         self.attempt = attempt
         self.since_s = now_s
         self.unfinished = set(average.members)
-        self.failed: set[int] = set()
+        self.receivers = set(average.receivers)  # that are still there
 
 
 class Averages:
@@ -92,10 +93,10 @@ class Averages:
         if running is None or running.average.serial != serial or worker not in running.unfinished:
             return
         running.unfinished.discard(worker)
-        if not ok and worker in running.average.receivers:
-            running.failed.add(worker)
-        if not running.unfinished:
-            self._end(running, f"worker {_names(running.failed)} could not finish it")
+        if not ok:
+            self._fail(running, f"worker {worker} could not finish it")
+        elif not running.unfinished:
+            self._commit(running)
 
     def gone(self, worker: int) -> None:
         """A worker is not there any more."""
@@ -104,11 +105,9 @@ class Averages:
         if running is not None and worker in running.average.members:
             done = worker not in running.unfinished
             running.unfinished.discard(worker)
-            running.failed.discard(worker)
+            running.receivers.discard(worker)
             if not done:
                 self._fail(running, f"worker {worker} has gone")
-            elif not running.unfinished:
-                self._end(running, f"worker {_names(running.failed)} could not finish it")
         self.had_final.discard(worker)
 
     def tick(self, now_s: float) -> None:
@@ -123,21 +122,23 @@ class Averages:
         """When :meth:`tick` next has something to do."""
         return self._running.since_s + self._longest_s if self._running else math.inf
 
-    def _fail(self, running: _Running, reason: str) -> None:
-        """Members that are still at it would wait for one another."""
-        running.failed |= running.unfinished & set(running.average.receivers)
-        self._end(running, reason)
-
-    def _end(self, running: _Running, reason: str) -> None:
+    def _commit(self, running: _Running) -> None:
         average, self._running = running.average, None
-        if not running.failed and not running.unfinished:
-            self._send(average.members, Commit(average.serial))
-        elif running.failed and running.attempt < MAX_ATTEMPTS:
+        self._send(average.members, Commit(average.serial))
+        if average.final:
+            self.had_final |= set(average.members)
+
+    def _fail(self, running: _Running, reason: str) -> None:
+        """Make it again, or give it up. Nobody takes its result, so all receivers have the same in the end."""
+        average, self._running = running.average, None
+        if not running.receivers:
+            self._send(running.unfinished, Abort(average.serial, reason))
+        elif running.attempt < MAX_ATTEMPTS:
             self._attempt, self._replaces = running.attempt, average.serial
-            self._waiting |= running.failed
+            self._waiting |= running.receivers
             return
         else:
-            told = average.members if average.final else running.failed | running.unfinished
+            told = average.members if average.final else running.receivers | running.unfinished
             self._send(told, Abort(average.serial, f"average of all workers, attempt {running.attempt}: {reason}"))
         if average.final:
             self.had_final |= set(average.members)
