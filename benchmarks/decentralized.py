@@ -221,6 +221,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="save a picture of each case")
     parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing: the results saved before")
     arguments = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a case's table when it is done
     cases = [case for case in CASES if arguments.only in case.name]
     if not cases:
         parser.error(f"no case has {arguments.only!r} in its name; there are: {', '.join(one.name for one in CASES)}")

@@ -228,6 +228,27 @@ def _batch_norm(me: Member) -> list[Any]:
     return [one.tolist() for one in (module.norm.running_mean, module.mask, module.scale)]
 
 
+class _Twice(torch.optim.SGD):
+    """An optimizer whose step calls its base class's, as many do: torch runs the hooks for each."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def _steps_of_a_subclass(me: Member) -> int:
+    net = _model()
+    torch.optim.SGD(net.parameters(), lr=0.1)  # from now on torch has put its hooks around SGD's own step, too
+    optimizer = _Twice(net.parameters(), lr=0.1)
+    model = paceline.Decentralized(net, optimizer, timeout_s=60)
+    _train(model, optimizer, me.rank, 5)
+    model.finish()
+    return model.statistics.steps
+
+
+def test_a_step_within_a_step_is_one() -> None:
+    assert run_ranks(_steps_of_a_subclass, 2) == [5, 5]
+
+
 @pytest.mark.parametrize("workers", [2, 3])
 def test_statistics_of_batches_are_averaged_and_infinite_buffers_stay(workers: int) -> None:
     results = run_ranks(_batch_norm, workers)

@@ -82,6 +82,7 @@ class Decentralized(nn.Module):
         self.optimizer = optimizer
         self.training = module.training
         self._in_closure = False
+        self._depth = 0  # of steps: an optimizer's own step() may call that of its base class, with the hooks again
         weights = Weights(module, optimizer, average_state=average_state)
         place = (
             None if generator is None else _generator_place(generator, secret_file, process_group, scheme, total_steps)
@@ -114,10 +115,14 @@ class Decentralized(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Return the module's forward pass."""
         if not self._in_closure:
+            self._depth = 0
             self._worker.weights.end_step()  # where the last one ended by an exception
         return self.module(*inputs, **kwargs)
 
     def _before_step(self, _: Optimizer, args: Any, kwargs: Any) -> Any:
+        self._depth += 1
+        if self._depth > 1:
+            return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self._worker.weights.end_step()
         if closure is None:
@@ -142,6 +147,9 @@ class Decentralized(nn.Module):
         return run
 
     def _after_step(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth > 0:
+            return
         self._worker.weights.end_step()
         self._worker.statistics.steps += 1
         self._scheme.after_step()
