@@ -37,6 +37,10 @@ _SERVER, _CLIENT = 0, 1
 _log = logging.getLogger("paceline")
 
 
+_TELLING_S = 5.0
+"""So long worker 0 waits with its own error, until the others have heard who is lost."""
+
+
 class Served(Scheme):
     """A worker of a parameter server. Subclasses name the server.
 
@@ -158,6 +162,7 @@ class Served(Scheme):
             self._wait()
         self._asked_at = None
         if self._server is not None and self._server.failure is not None:
+            self._let_others_hear()
             failure = self._server.failure
             raise MessageError(f"the parameter server has ended: {failure}") from (
                 failure if isinstance(failure, Exception) else None
@@ -169,6 +174,12 @@ class Served(Scheme):
         if status < ALIVE:
             raise MessageError("the parameter server beside worker 0 has ended, by an error or close(): look there")
         return answer
+
+    def _let_others_hear(self) -> None:
+        """Give the server's threads a moment to tell the others, before worker 0's process may end."""
+        end = perf_counter() + _TELLING_S
+        for thread in self._threads:
+            thread.join(max(0.0, end - perf_counter()))
 
     def _wait(self) -> None:
         with self._telling():
