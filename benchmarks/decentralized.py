@@ -95,9 +95,11 @@ CASES = [
     Case(
         "links",
         "lan8",
-        "ddp-gloo,ddp-paceline,ripples-link-aware,ripples-plain",
+        "ddp-gloo,ddp-paceline,ripples-link-aware,ripples-plain,"
+        "ripples-link-aware:overlap=false,ripples-plain:overlap=false",
         (
             Goal("links half:5x", "ripples-link-aware", "ripples-plain", 1.3),
+            Goal("links half:5x", "ripples-link-aware:overlap=false", "ripples-plain:overlap=false", 1.3),
             Goal("links half:5x", "ripples-link-aware", BEST_DDP, 2.0),
         ),
         slow_links="half:5x",
@@ -113,8 +115,11 @@ CASES = [
     Case(
         "hosts",
         "lan2x4",
-        "ripples-first-come,ripples-inter-intra,static",
-        (Goal("none", "ripples-inter-intra or static", "ripples-first-come", 1.2),),
+        "ripples-first-come,ripples-inter-intra,ripples-first-come:overlap=false,ripples-inter-intra:overlap=false,static",
+        (
+            Goal("none", "ripples-inter-intra", "ripples-first-come", 1.2),
+            Goal("none", "ripples-inter-intra:overlap=false or static", "ripples-first-come:overlap=false", 1.2),
+        ),
     ),
 ]
 

@@ -53,11 +53,16 @@ def decentralized(
     width: Annotated[int, typer.Option(help="Of the model's layers.")] = Plan.width,
     batch: Annotated[int, typer.Option(help="Samples of a worker in a step.")] = Plan.batch,
     lr: Annotated[float, typer.Option(help="Learning rate of all schemes.")] = Plan.learning_rate,
+    lr_warmup: Annotated[
+        int, typer.Option(min=0, help="Steps in which the learning rate rises to --lr.")
+    ] = Plan.lr_warmup,
     momentum: Annotated[float, typer.Option(help="Of all schemes.")] = Plan.momentum,
     target: Annotated[
         float, typer.Option(help="Loss above the least possible at which the clock stops.")
     ] = Plan.target,
-    window: Annotated[int, typer.Option(help="Batches of all workers that a loss is the mean of.")] = Plan.window,
+    window: Annotated[
+        int, typer.Option(help="Batches of all workers whose mean loss is that of their own weights.")
+    ] = Plan.window,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Train for so many steps a worker, past the target, in place of to it.")
     ] = None,
@@ -94,6 +99,7 @@ def decentralized(
         stretch=stretch,
         batch=batch,
         learning_rate=lr,
+        lr_warmup=lr_warmup,
         momentum=momentum,
         target=target,
         window=window,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from paceline.bench.decentralized.board import Board, Curve, crossing
+from paceline.bench.decentralized.board import Board, Curve, first_crossing, save_snapshot
 from paceline.bench.decentralized.cases import (
     Contestant,
     Scenario,
@@ -20,6 +20,7 @@ from paceline.bench.decentralized.cases import (
     parse_scenarios,
     parse_schemes,
 )
+from paceline.bench.decentralized.mean import MeanWatch
 from paceline.bench.decentralized.report import draw, legend, scenario_table
 from paceline.bench.decentralized.results import DecentralizedResults, Spread, Training
 from paceline.bench.decentralized.run import Plan
@@ -48,7 +49,8 @@ def _training(scheme: str, scenario: str, seed: int, target_s: float | None, **f
     return Training(
         scheme, scenario, seed, target_s=target_s, samples=1280, elapsed_s=(target_s or 40.0) + 1, steps=steps,
         steps_per_s=[1.0, *[2.0] * 7], outside_s=[3.0] * 8, sent_bytes=[10**6] * 8, consensus=0.1, consensus_share=0.01,
-        loss=0.5, accuracy=0.7, busy=0.4, curve=[(0.0, 1.4), (target_s or 40.0, 0.4)], **fields,
+        loss=0.5, accuracy=0.7, busy=0.4, mean_curve=[(0.0, 1.4), (target_s or 40.0, 0.4)],
+        own_target_s=target_s and 2 * target_s, **fields,
     )  # fmt: skip
 
 
@@ -190,7 +192,7 @@ def test_the_curve_is_the_mean_of_the_last_batches_whoever_they_are() -> None:
 
 def test_time_to_target_is_the_first_crossing() -> None:
     curve = Curve.of([_records(*((float(step), 10.0 - step) for step in range(10)))], window=2)
-    assert curve.reached(4.5) == (6.0, 7)
+    assert curve.reached(4.5) == 6.0
     assert curve.reached(0.5) is None
 
 
@@ -219,13 +221,35 @@ def test_the_board_shows_what_ranks_note(tmp_path: Path) -> None:
     assert [one.tolist() for one in controller.losses()] == [[], [[0.5, 1.25], [0.75, 1.0]]]
 
 
-def test_the_average_is_there_when_it_stays_below_the_target() -> None:
-    assert crossing([(1.0, 2.0), (2.0, 1.0), (3.0, 0.5)], 1.25) == 1.75
-    assert crossing([(1.0, 1.0), (2.0, 3.0), (3.0, 1.0)], 2.0) == 2.5
-    assert crossing([(1.0, 1.0), (2.0, 3.0)], 2.0) is None
-    assert crossing([(1.0, 1.0)], 1.0) == 1.0
-    assert crossing([(1.0, 2.0)], 1.0) is None
-    assert crossing([], 1.0) is None
+def test_a_curve_reaches_the_target_where_its_line_crosses_it_first() -> None:
+    assert first_crossing([(1.0, 2.0), (2.0, 1.0), (3.0, 0.5)], 1.25) == 1.75
+    assert first_crossing([(1.0, 1.0), (2.0, 3.0), (3.0, 1.0)], 2.0) == 1.0
+    assert first_crossing([(1.0, 4.0), (2.0, 3.0)], 2.0) is None
+    assert first_crossing([(1.0, 2.0)], 1.0) is None
+    assert first_crossing([], 1.0) is None
+
+
+def test_the_mean_of_all_weights_is_evaluated_now_and_then_and_finely_where_it_reaches_the_target(
+    tmp_path: Path,
+) -> None:
+    watch = MeanWatch(tmp_path, 2, 1.0, lambda weights: float(weights[0]))
+
+    def save(worker: int, values: dict[int, float]) -> None:
+        for number, value in values.items():
+            save_snapshot(np.array([value], np.float32), tmp_path, [number], worker)
+
+    save(0, {number: 9.0 - number for number in range(1, 9)})
+    watch.look()
+    assert watch.curve == []
+    save_snapshot(np.array([3.0], np.float32), tmp_path, range(1, 5), 1)  # none for long, and then four at once
+    watch.look()
+    assert watch.curve == [(1.0, 4.0)]
+    assert watch.reached_s is None
+    save(1, dict.fromkeys(range(5, 9), -2.0))
+    watch.look()
+    assert watch.curve == [(1.0, 4.0), (1.25, 1.0), (1.5, 0.5), (1.75, 0.0), (2.0, -0.5)]
+    assert watch.reached_s == 1.25
+    assert list(tmp_path.iterdir()) == []
 
 
 # Results.

@@ -7,6 +7,7 @@ Nothing of it crosses the network that is measured.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy.typing as npt
 MOST_STEPS = 20_000
 """Steps of a worker that the board can hold."""
 
-SNAPSHOTS_S = 1.0
+SNAPSHOTS_S = 0.25
 """Workers save their weights so often, all at the same times, counted from when the controller says go."""
 
 _GO, _STOP, _GO_NS = 0, 1, 2
@@ -97,6 +98,10 @@ class Board:
         """When the first batch was seen, by the monotonic clock."""
         return float(min(one[0, 0] for one in self.losses() if len(one)))
 
+    def batches_until(self, time_s: float) -> int:
+        """Return how many batches all workers had seen by a moment of the monotonic clock."""
+        return sum(int(np.count_nonzero(one[:, 0] <= time_s)) for one in self.losses())
+
     def losses(self) -> list[Floats]:
         """Return (time, loss) of all batches, by rank."""
         return [np.array(self._records[rank, :steps]) for rank, steps in enumerate(self.steps)]
@@ -124,12 +129,10 @@ class Curve:
         means = (sums[window:] - sums[:-window]) / window
         return cls(merged[window - 1 :, 0] - merged[0, 0], means, window)
 
-    def reached(self, target: float) -> tuple[float, int] | None:
-        """Return the time at which the mean first is at the target or below, and the batches so far; else None."""
+    def reached(self, target: float) -> float | None:
+        """Return the time at which the mean first is at the target or below; else None."""
         below = np.flatnonzero(self.losses <= target)
-        if not len(below):
-            return None
-        return float(self.times_s[below[0]]), int(below[0]) + self.window
+        return float(self.times_s[below[0]]) if len(below) else None
 
     def thinned(self, points: int) -> list[tuple[float, float]]:
         """Return at most so many points, with equal numbers of batches between them."""
@@ -145,19 +148,28 @@ def snapshot_path(folder: Path, number: int, rank: int) -> Path:
     return folder / f"weights{number}_{rank}.npy"
 
 
-def crossing(points: Sequence[tuple[float, float]], target: float) -> float | None:
-    """Return from when on a curve of (time, value) stays at the target or below; None if it ends above.
+def save_snapshot(weights: npt.NDArray[np.float32], folder: Path, numbers: Sequence[int], rank: int) -> None:
+    """Save a worker's weights as its snapshots of these numbers. Whoever sees one of the files sees all of it."""
+    path = folder / f"saving{rank}.npy"
+    np.save(path, weights)
+    for number in numbers[1:]:
+        os.link(path, snapshot_path(folder, number, rank))
+    os.replace(path, snapshot_path(folder, numbers[0], rank))
+
+
+def first_crossing(points: Sequence[tuple[float, float]], target: float) -> float | None:
+    """Return when a curve of (time, value) first is at the target or below; None if it is above all the time.
 
     Values between two points are on a line.
 
-    >>> crossing([(0.0, 3.0), (1.0, 2.0), (2.0, 1.0)], 1.5)
+    >>> first_crossing([(0.0, 3.0), (1.0, 2.0), (2.0, 1.0)], 1.5)
     1.5
     """
-    above = max((place for place, (_, value) in enumerate(points) if value > target), default=-1)
-    if above == len(points) - 1:
+    place = next((place for place, (_, value) in enumerate(points) if value <= target), None)
+    if place is None:
         return None
-    time_s, value = points[above + 1]
-    if above < 0:
+    time_s, value = points[place]
+    if place == 0:
         return time_s
-    before_s, before = points[above]
+    before_s, before = points[place - 1]
     return before_s + (before - target) / (before - value) * (time_s - before_s)

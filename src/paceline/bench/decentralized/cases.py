@@ -200,6 +200,7 @@ class Job(msgspec.Struct, frozen=True):
     jitter: float
     batch: int
     learning_rate: float
+    lr_warmup: int
     momentum: float
     own_pace: bool
     folder: str
@@ -210,10 +211,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """What a rank reports of a job. Times of steps are medians; ``outside_s`` is the time that is no computation.
-
-    ``average_losses`` has this rank's share of the losses of the mean of all weights, by the number of the snapshot.
-    """
+    """What a rank reports of a job. Times of steps are medians; ``outside_s`` is the time that is no computation."""
 
     elapsed_s: float = 0.0
     steps: int = 0
@@ -227,7 +225,6 @@ class Trained(msgspec.Struct, frozen=True):
     checksum: float | None = None  # None is what JSON makes of a number that is none
     loss: float | None = None
     accuracy: float | None = None
-    average_losses: dict[int, float] = {}
     probed_s: list[float] = []
 
 

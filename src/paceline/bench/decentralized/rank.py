@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import math
 import os
 import signal
 import time
@@ -22,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from paceline.bench.decentralized.board import SNAPSHOTS_S, Board, snapshot_path
+from paceline.bench.decentralized.board import SNAPSHOTS_S, Board, save_snapshot
 from paceline.bench.decentralized.cases import ALONE, DDP, Buckets, Job, Trained
 from paceline.bench.decentralized.task import Model, Teacher, cross_entropy, evaluate, excess_loss
 from paceline.bench.rank_process.messages import Prepare, Ready, Setup
@@ -169,14 +168,15 @@ class _Training:
         optimizer = self.optimizer()
         wrapped = self.wrap(optimizer)
         steps = self._warm_up(wrapped, optimizer, board)
-        for group in optimizer.param_groups:
-            group["lr"] = job.learning_rate
         optimizer.state.clear()
         self.outside_s = 0.0
         before = self._counts(wrapped)
         processor_s = time.process_time()
         first, began_s = steps, time.monotonic()
         while not (board.stop and (job.own_pace or steps >= board.stop)) and not getattr(wrapped, "done", False):
+            rise = min(1.0, (steps - first + 1) / max(1, job.lr_warmup))
+            for group in optimizer.param_groups:
+                group["lr"] = job.learning_rate * rise
             self.step(wrapped, optimizer, steps - first, board)
             steps += 1
             self._save(folder, int((time.monotonic() - board.go_s) / SNAPSHOTS_S))
@@ -206,28 +206,13 @@ class _Training:
             checksum=checksum,
             loss=loss,
             accuracy=accuracy,
-            average_losses=self._average_losses(folder),
         )
 
     def _save(self, folder: Path, number: int) -> None:
         """Save the weights after the first step that ends behind a snapshot's time, which may be several."""
         if number > self.saved:
-            np.save(snapshot_path(folder, number, self.rank), _weights(self.model))
-            for missed in range(self.saved + 1, number):
-                os.link(snapshot_path(folder, number, self.rank), snapshot_path(folder, missed, self.rank))
+            save_snapshot(_weights(self.model), folder, range(self.saved + 1, number + 1), self.rank)
             self.saved = number
-
-    def _average_losses(self, folder: Path) -> dict[int, float]:
-        """Return the held-out loss of the mean of all workers' weights, at this rank's share of the times."""
-        batch = self.teacher.held_out(HELD_OUT // 4)
-        ranks, found = range(dist.get_world_size()), {}
-        for number in range(1 + self.rank, self.saved + 1, len(ranks)):
-            paths = [snapshot_path(folder, number, rank) for rank in ranks]
-            if all(path.exists() for path in paths):
-                mean = np.mean([np.load(path) for path in paths], axis=0)
-                nn.utils.vector_to_parameters(torch.from_numpy(mean), self.model.parameters())
-                found[number] = evaluate(self.model, batch)[0]
-        return {number: loss for number, loss in found.items() if math.isfinite(loss)}
 
     def _warm_up(self, wrapped: nn.Module, optimizer: SGD, board: Board) -> int:
         """Make steps at learning rate zero until the clock starts; return how many."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from paceline.bench.decentralized.results import DecentralizedResults, Spread, Training
+from paceline.bench.decentralized.results import DecentralizedResults, Spread, Training, of_own
 from paceline.bench.table import machine_words
 from paceline.draw.canvas import new_figure, save_figure
 from paceline.units import format_duration, format_rate, format_size
@@ -25,7 +25,7 @@ def scenario_table(results: DecentralizedResults, scenario: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0), title=_title(scenario))
     table.title_justify = "left"
     table.add_column("scheme", no_wrap=True)
-    names = ["to target (seeds)", f"{best or 'best ddp'} / it (seeds)", "average", "samples", "steps/s"]
+    names = ["to target (seeds)", f"{best or 'best ddp'} / it (seeds)", "own weights", "ratio", "samples", "steps/s"]
     names += ["slow's"] if slow else []
     names += ["outside", "waits", "consensus", "sent", "groups", "loss", "accuracy", "busy"]
     for name in names:
@@ -36,8 +36,9 @@ def scenario_table(results: DecentralizedResults, scenario: str) -> Table:
             table.add_row(scheme, "failed", *[""] * (len(names) - 1))
             continue
         cells = [_target(runs, results.time_s(scheme, scenario)), _ratio(results.ratio(best, scheme, scenario))]
-        average = _median(runs, lambda one: one.average_target_s)
-        cells.append("-" if average is None else format_duration(average))
+        cells.append(_target(runs, results.time_s(scheme, scenario, of_own), brief=True))
+        own = results.ratio(best, scheme, scenario, of_own)
+        cells.append("-" if own is None else f"{own.median:.2f}x")
         cells.append(_number(_median(runs, lambda one: one.samples), ",.0f"))
         cells.append(_rate(results.rate(scheme, scenario, fast=True)))
         cells += [_rate(results.rate(scheme, scenario, fast=False))] if slow else []
@@ -66,11 +67,11 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _target(runs: list[Training], spread: Spread | None) -> str:
+def _target(runs: list[Training], spread: Spread | None, *, brief: bool = False) -> str:
     if spread is None or math.isinf(spread.median):
         return f"> {format_duration(max(one.elapsed_s for one in runs))}"
     most = "not" if math.isinf(spread.most) else f"{spread.most:.3g}"
-    span = f" ({spread.least:.3g}-{most})" if len(runs) > 1 else ""
+    span = f" ({spread.least:.3g}-{most})" if len(runs) > 1 and not brief else ""
     return f"{format_duration(spread.median)}{span}"
 
 
@@ -119,13 +120,14 @@ def legend(results: DecentralizedResults) -> Iterator[str]:
     )
     until = f"{one.steps} steps a worker" if one.steps else f"loss {one.target:g}"
     yield (
-        f"batches of {one.batch}; SGD, learning rate {one.learning_rate:g}, momentum {one.momentum:g}; until {until} "
-        f"or {format_duration(one.give_up_s)}; {one.seeds} seeds: medians, in brackets the least and the most"
+        f"batches of {one.batch}; SGD, learning rate {one.learning_rate:g}, reached in {one.lr_warmup} steps, momentum "
+        f"{one.momentum:g}; until {until} or {format_duration(one.give_up_s)}; {one.seeds} seeds: medians, in brackets "
+        "the least and the most"
     )
     yield (
-        f"to target: the first batch at which the mean loss of the last {one.window} batches of all workers is "
-        f"{one.target:g} or less; loss: above the least possible, each batch before its step; "
-        "average: when the mean of all workers' weights is there, on held-out samples"
+        f"to target: when the mean of all workers' weights first has a loss of {one.target:g} or less on held-out "
+        f"samples, above the least possible; own weights: when the mean loss of the last {one.window} batches of all "
+        "workers is there, each batch before its step; samples: of all workers until the first"
     )
     yield (
         "steps/s: of a worker, the mean of those that are not slow; outside: share of time outside computation; waits: "
@@ -166,7 +168,7 @@ def draw(results: DecentralizedResults, path: Path) -> None:
         axes = figure.add_subplot(rows, columns, place + 1)
         for number, scheme in enumerate(results.schemes):
             for index, one in enumerate(results.of(scheme, scenario)):
-                times, losses = [time for time, _ in one.curve], [loss for _, loss in one.curve]
+                times, losses = [time for time, _ in one.mean_curve], [loss for _, loss in one.mean_curve]
                 style = "-" if number < 10 else "--"
                 label = scheme if index == 0 else None
                 axes.plot(times, losses, style, color=f"C{number % 10}", lw=1.5, alpha=0.8, label=label)
@@ -179,7 +181,7 @@ def draw(results: DecentralizedResults, path: Path) -> None:
         axes.set_yscale("log")
         axes.set_title(_title(scenario), fontsize=10)
         axes.set_xlabel("time [s]")
-        axes.set_ylabel("loss above the least possible")
+        axes.set_ylabel("loss of the mean of all weights, above the least possible")
         axes.grid(which="both", alpha=0.3)
         if place == 0:
             axes.legend(fontsize=8, frameon=False)

@@ -16,8 +16,9 @@ DDP_PREFIX = "ddp-"
 class Training(msgspec.Struct, frozen=True):
     """One training: a scheme in a scenario with a seed. ``failed`` says what went wrong; then the rest is empty.
 
-    Lists are by worker. ``target_s`` and ``samples`` are None if the target was not reached within ``elapsed_s``.
-    ``average_target_s`` is the same for the mean of all workers' weights on held-out samples (``average_curve``).
+    Lists are by worker. ``target_s`` is when the mean of all workers' weights reached the target on held-out samples
+    (``mean_curve``), ``samples`` the samples of all workers until then, and ``own_target_s`` when the workers' own
+    weights did, by the losses of their batches (``own_curve``). They are None if that was not within ``elapsed_s``.
     ``outside_s`` is a worker's time outside computation, ``wait_s`` the part of it that a scheme counts as waiting for
     others. ``consensus`` is the root mean square distance of the workers' weights from their mean at the end, before
     the last average, and ``consensus_share`` that over the norm of the mean. ``loss`` and ``accuracy`` are those of the
@@ -30,7 +31,7 @@ class Training(msgspec.Struct, frozen=True):
     failed: str = ""
     target_s: float | None = None
     samples: int | None = None
-    average_target_s: float | None = None
+    own_target_s: float | None = None
     elapsed_s: float = 0.0
     steps: list[int] = []
     steps_per_s: list[float] = []
@@ -49,8 +50,21 @@ class Training(msgspec.Struct, frozen=True):
     weights_differ: bool = False
     learning_rate: float = 0.0
     buckets: str = ""
-    curve: list[tuple[float, float]] = []
-    average_curve: list[tuple[float, float]] = []
+    mean_curve: list[tuple[float, float]] = []
+    own_curve: list[tuple[float, float]] = []
+
+
+When = Callable[[Training], float | None]
+
+
+def of_mean(one: Training) -> float | None:
+    """Return when the mean of all workers' weights reached the target."""
+    return one.target_s
+
+
+def of_own(one: Training) -> float | None:
+    """Return when the workers' own weights reached the target."""
+    return one.own_target_s
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -88,6 +102,7 @@ class Setting(msgspec.Struct, frozen=True):
     stretch: float
     batch: int
     learning_rate: float
+    lr_warmup: int
     momentum: float
     target: float
     window: int
@@ -115,9 +130,9 @@ class DecentralizedResults(msgspec.Struct, frozen=True):
         """Return a figure over seeds; None where all trainings failed."""
         return Spread.of(figure(one) for one in self.of(scheme, scenario))
 
-    def time_s(self, scheme: str, scenario: str) -> Spread | None:
+    def time_s(self, scheme: str, scenario: str, when: When = of_mean) -> Spread | None:
         """Return the time to the target."""
-        return self.spread(scheme, scenario, lambda one: one.target_s)
+        return self.spread(scheme, scenario, when)
 
     def best_ddp(self, scenario: str) -> str | None:
         """Return the DDP with the shortest median time to the target, if one has reached it."""
@@ -130,18 +145,18 @@ class DecentralizedResults(msgspec.Struct, frozen=True):
         }
         return min(times, key=lambda scheme: times[scheme], default=None)
 
-    def ratio(self, peer: str | None, scheme: str, scenario: str) -> Spread | None:
+    def ratio(self, peer: str | None, scheme: str, scenario: str, when: When = of_mean) -> Spread | None:
         """Return a peer's time over a scheme's: of the medians, and the least and the most of the seeds both ran."""
         if peer is None:
             return None
-        theirs, ours = self.time_s(peer, scenario), self.time_s(scheme, scenario)
+        theirs, ours = self.time_s(peer, scenario, when), self.time_s(scheme, scenario, when)
         if theirs is None or ours is None or math.isinf(ours.median):
             return None
-        pairs = {one.seed: one.target_s for one in self.of(peer, scenario)}
+        pairs = {one.seed: when(one) for one in self.of(peer, scenario)}
         ratios = [
-            (pairs[one.seed] or math.inf) / one.target_s
+            (pairs[one.seed] or math.inf) / took_s
             for one in self.of(scheme, scenario)
-            if one.target_s and one.seed in pairs
+            if (took_s := when(one)) and one.seed in pairs
         ]
         if not ratios:
             return None

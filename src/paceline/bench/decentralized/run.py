@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.bench.contenders import Contender
 from paceline.bench.crew import Crew, crews
-from paceline.bench.decentralized.board import SNAPSHOTS_S, Board, Curve, crossing
+from paceline.bench.decentralized.board import Board, Curve
 from paceline.bench.decentralized.cases import (
     DDP,
     Buckets,
@@ -28,6 +28,7 @@ from paceline.bench.decentralized.cases import (
     bucket_grid,
     num_parameters,
 )
+from paceline.bench.decentralized.mean import MeanWatch
 from paceline.bench.decentralized.results import DecentralizedResults, Setting, Training
 from paceline.bench.rank_process.messages import Perform, Performed
 from paceline.bench.results import ONE_HOST, Machine
@@ -47,7 +48,9 @@ _AHEAD_STEPS = 4  # workers that keep in step begin and end so many steps after 
 _POLL_S = 0.1
 _FIRST_PORT = 29600
 _CURVE_POINTS = 250
-_MARGIN = 1.1  # training goes on for so much of the time to the target, as the average may cross it later
+_PATIENCE = (
+    4.0  # training ends after so many times the time to the target, if only one of the two losses has reached it
+)
 _ALIKE = 1e-4  # of checksums: sums of a million numbers
 
 Seen = Callable[[str, float], None]
@@ -67,9 +70,10 @@ class Plan:
     stretch: float = 1.0
     jitter: float = 0.05
     batch: int = 32
-    learning_rate: float = 0.06
+    learning_rate: float = 0.02
+    lr_warmup: int = 20
     momentum: float = 0.9
-    target: float = 0.35
+    target: float = 0.32
     window: int = 160
     steps: int | None = None
     give_up_s: float = 180.0
@@ -86,6 +90,8 @@ class Plan:
         for option, value in numbers.items():
             if not value > 0:
                 raise UsageError(f"{option} must be more than 0, not {value}")
+        if self.lr_warmup < 0:
+            raise UsageError(f"--lr-warmup must be 0 or more, not {self.lr_warmup}")
         for scenario in self.scenarios:
             if scenario.links and not self.in_lab:
                 raise UsageError("--slow-links needs a lab, whose links it slows: add --lab lan8")
@@ -132,6 +138,7 @@ class Plan:
             stretch=self.stretch,
             batch=self.batch,
             learning_rate=self.learning_rate,
+            lr_warmup=self.lr_warmup,
             momentum=self.momentum,
             target=self.target,
             window=self.window,
@@ -153,6 +160,7 @@ class Plan:
             jitter=self.jitter,
             batch=self.batch,
             learning_rate=contestant.learning_rate or self.learning_rate,
+            lr_warmup=self.lr_warmup,
             momentum=self.momentum,
             own_pace=contestant.own_pace,
             folder=str(folder),
@@ -237,7 +245,11 @@ class _Controller:
                 job = msgspec.structs.replace(job, port=self._port())
             board = Board(folder / "board", self.plan.num_workers, create=True)
             watch = _Watch(
-                self.plan, task, board, lambda done, words: self.seen(f"{task.words}: {words}", share + width * done)
+                self.plan,
+                task,
+                folder,
+                board,
+                lambda done, words: self.seen(f"{task.words}: {words}", share + width * done),
             )
             with watch.watching():
                 reports = _ask(crew, job, self.plan.give_up_s)
@@ -293,8 +305,11 @@ def _ask(crew: Crew, job: Job, expected_s: float) -> list[Trained]:
 class _Watch:
     """Sees a training from outside: starts its clock, ends it, and notes how busy the cores were."""
 
-    def __init__(self, plan: Plan, task: _Task, board: Board, seen: Callable[[float, str], None]) -> None:
+    def __init__(self, plan: Plan, task: _Task, folder: Path, board: Board, seen: Callable[[float, str], None]) -> None:
         self.plan, self.task, self.board, self.seen = plan, task, board, seen
+        from paceline.bench.decentralized.task import held_out_loss  # with torch, which other verbs do not need
+
+        self.mean = MeanWatch(folder, plan.num_workers, plan.target, held_out_loss(plan.width))
         self.busy = 0.0
         self._over = threading.Event()
 
@@ -319,6 +334,7 @@ class _Watch:
             board.stop = board.go + plan.steps
         began_s, processor = time.monotonic(), _processor_times()
         while not self._over.wait(_POLL_S):
+            self.mean.look()
             curve = Curve.of(board.losses(), plan.window)
             steps = board.steps
             done, words = self._progress(curve, steps)
@@ -338,8 +354,9 @@ class _Watch:
         words = f"loss {last:.3f} after {max(steps)} steps"
         if self.plan.steps is not None:
             return sum(steps) / (self.plan.steps * self.plan.num_workers), words
-        reached = curve.reached(target)
-        if reached and curve.times_s[-1] > _MARGIN * reached[0]:
+        own_s, mean_s = curve.reached(target), self.mean.reached_s
+        reached = [time_s for time_s in (own_s, mean_s) if time_s is not None]
+        if len(reached) == 2 or (reached and curve.times_s[-1] > _PATIENCE * min(reached)):
             return 1.0, words
         return min(0.99, max(0.0, (first - last) / (first - target))) if first > target else 0.0, words
 
@@ -352,14 +369,10 @@ def _training(
 ) -> Training:
     """Put together what the ranks and the board say."""
     curve = Curve.of(watch.board.losses(), plan.window)
-    reached = curve.reached(plan.target)
     mean = weights.mean(axis=0, dtype=np.float64)
     consensus = float(np.sqrt(np.mean([np.sum((one - mean) ** 2) for one in weights])))
-    averages = {number: loss for report in reports for number, loss in report.average_losses.items()}
-    later_s = watch.board.go_s - watch.board.began_s if averages else 0.0
-    average_curve = [
-        (round(later_s + number * SNAPSHOTS_S, 3), round(averages[number], 4)) for number in sorted(averages)
-    ]
+    later_s = watch.board.go_s - watch.board.began_s
+    target_s = None if watch.mean.reached_s is None else later_s + watch.mean.reached_s
     groups: dict[int, int] = {}
     for report in reports:
         for size, number in report.groups.items():
@@ -370,9 +383,9 @@ def _training(
         scheme=task.contestant.name,
         scenario=task.scenario.name,
         seed=task.seed,
-        target_s=reached[0] if reached else None,
-        samples=reached[1] * plan.batch if reached else None,
-        average_target_s=crossing(average_curve, plan.target),
+        target_s=target_s,
+        samples=None if target_s is None else plan.batch * watch.board.batches_until(watch.board.began_s + target_s),
+        own_target_s=curve.reached(plan.target),
         elapsed_s=max(report.elapsed_s for report in reports),
         steps=[report.steps for report in reports],
         steps_per_s=[report.steps / report.elapsed_s for report in reports],
@@ -391,8 +404,8 @@ def _training(
         weights_differ=apart and task.contestant.scheme != "alone",
         learning_rate=job.learning_rate,
         buckets=job.buckets.of if job.buckets else "",
-        curve=curve.thinned(_CURVE_POINTS),
-        average_curve=average_curve,
+        mean_curve=[(round(later_s + time_s, 3), round(loss, 4)) for time_s, loss in watch.mean.curve],
+        own_curve=curve.thinned(_CURVE_POINTS),
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ _TEACHER_SEED = 7
 _TEACHER_SCALES = (1.5, 4.0)
 _HELD_OUT_SEED = 11
 _LAST_LAYER_SCALE = 0.1
+_WATCHED = 2500
 _STEPS_A_SEED = 1_000_000
 _WORKERS_A_SEED = 1000
 SHORTEST_SLEEP_S = 0.3e-3
@@ -163,3 +164,15 @@ def evaluate(model: Sequence[Any] | nn.Module, batch: Batch) -> tuple[float, flo
         scores = model(batch.inputs)
         right = scores.argmax(1) == batch.probabilities.argmax(1)
     return excess_loss(scores, batch), float(right.float().mean())
+
+
+def held_out_loss(width: int) -> Callable[[Any], float]:
+    """Return a function from a model's weights, as one array, to the reported loss on held-out samples."""
+    model, batch = Model(width, 0.0, 0), Teacher().held_out(_WATCHED)
+
+    def loss(weights: Any) -> float:
+        torch.set_num_threads(1)  # of the calling thread: workers need the cores
+        nn.utils.vector_to_parameters(torch.from_numpy(weights), model.parameters())
+        return evaluate(model, batch)[0]
+
+    return loss
