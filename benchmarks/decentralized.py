@@ -5,6 +5,7 @@
 
 Each case is one run of ``paceline bench decentralized`` in the lab (needs root). A ratio is the other's median time to
 the target over ours, with the least and the most of the seeds; *best ddp* is the faster of DDP on Gloo and on Paceline.
+*Own weights* is the same ratio of when the workers' own weights reach the target.
 Rates are steps a second of fast workers, as a share of the same scheme's with all workers alike. Accuracy is that of
 the final average after equally many samples, in points above the other's.
 Exits with 1 if a goal is missed or was not measured, be it that ``--only`` left it out.
@@ -24,7 +25,7 @@ from rich.table import Table
 
 from paceline.bench.decentralized.cases import parse_scenarios, parse_schemes
 from paceline.bench.decentralized.report import draw, legend, scenario_table
-from paceline.bench.decentralized.results import DecentralizedResults, Spread
+from paceline.bench.decentralized.results import DecentralizedResults, Spread, of_own
 from paceline.bench.decentralized.run import Plan
 from paceline.cli.bench_decentralized import run_with_progress
 from paceline.errors import PacelineError
@@ -132,6 +133,7 @@ class Verdict:
     goal: Goal
     against: str
     found: Spread | None
+    own: Spread | None = None
 
     @property
     def missed(self) -> bool:
@@ -152,10 +154,12 @@ def _judge(case: Case, goal: Goal, results: DecentralizedResults) -> Verdict:
         return Verdict(case.name, goal, goal.against, _accuracy(results, goal))
     against = results.best_ddp(goal.scenario) if goal.against == BEST_DDP else goal.against
     ratios = [
-        ratio for ours in goal.ours.split(" or ") if (ratio := results.ratio(against, ours, goal.scenario)) is not None
+        (ratio, results.ratio(against, ours, goal.scenario, of_own))
+        for ours in goal.ours.split(" or ")
+        if (ratio := results.ratio(against, ours, goal.scenario)) is not None
     ]
-    best = max(ratios, key=lambda ratio: ratio.median, default=None)
-    return Verdict(case.name, goal, against or BEST_DDP, best)
+    best = max(ratios, key=lambda pair: pair[0].median, default=(None, None))
+    return Verdict(case.name, goal, against or BEST_DDP, *best)
 
 
 def _rates(results: DecentralizedResults, goal: Goal) -> Spread | None:
@@ -179,7 +183,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
     found = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("case", "slow", "what", "ours", "against"):
         found.add_column(name, no_wrap=True)
-    for name in ("found", "seeds", "goal"):
+    for name in ("found", "seeds", "own weights", "goal"):
         found.add_column(name, justify="right", no_wrap=True)
     found.add_column("reached")
     for one in verdicts:
@@ -187,6 +191,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
         cells = ["-", "-"]
         if one.found is not None:
             cells = [f"{one.found.median:.2f}{unit}", f"{one.found.least:.2f} to {one.found.most:.2f}"]
+        cells.append("-" if one.own is None else f"{one.own.median:.2f}x")
         reached = "not measured" if one.found is None else "no" if one.missed else "yes"
         goal = one.goal
         found.add_row(
