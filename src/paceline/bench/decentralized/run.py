@@ -48,9 +48,7 @@ _AHEAD_STEPS = 4  # workers that keep in step begin and end so many steps after 
 _POLL_S = 0.1
 _FIRST_PORT = 29600
 _CURVE_POINTS = 250
-_PATIENCE = (
-    4.0  # training ends after so many times the time to the target, if only one of the two losses has reached it
-)
+_PATIENCE = 1.5  # training ends after so many times the time to the target, if only one loss has reached it
 _ALIKE = 1e-4  # of checksums: sums of a million numbers
 
 Seen = Callable[[str, float], None]
@@ -73,7 +71,7 @@ class Plan:
     learning_rate: float = 0.02
     lr_warmup: int = 20
     momentum: float = 0.9
-    target: float = 0.32
+    target: float = 0.29
     window: int = 160
     steps: int | None = None
     give_up_s: float = 180.0
