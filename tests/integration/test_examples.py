@@ -54,7 +54,7 @@ def test_fsdp_between_hosts(tmp_path: Path) -> None:
     lab = ("-c", "from paceline.cli.main import run; run()", "lab", "--scenario", "uplink8", "--timeout", "100s", "--")
     options = ("--width", "32", "--depth", "1", "--steps", "2")
     out = _run(*lab, sys.executable, str(ROOT / "examples" / "fsdp_multicast.py"), *options, cwd=tmp_path)
-    assert "[0] paceline, 8 ranks, 0.0 MB of weights: " in out
+    assert "[0] paceline, 8 ranks, 0.1 MB of weights: " in out
     assert "allgather" in out
 
 
