@@ -25,6 +25,7 @@ class Program:
         rows: npt.NDArray[np.int64],
         in_order: bool = False,
         in_turn: bool = False,
+        spreads: Sequence[tuple[int, int, Sequence[int]]] = (),
     ) -> None: ...
     @property
     def name(self) -> str: ...
