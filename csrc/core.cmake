@@ -15,12 +15,15 @@ add_library(paceline_core STATIC
   ${CMAKE_CURRENT_LIST_DIR}/engine/group.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/introductions.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/mailbox.cc
+  ${CMAKE_CURRENT_LIST_DIR}/engine/packets.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/poller.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/program.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/pulling.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/scratch.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/sending.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/sharing.cc
+  ${CMAKE_CURRENT_LIST_DIR}/engine/spreading.cc
+  ${CMAKE_CURRENT_LIST_DIR}/engine/spreads.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/teams.cc
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce.cc
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_portable.cc

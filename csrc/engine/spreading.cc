@@ -79,7 +79,8 @@ void Collectives::carry_out() {
 }
 
 void Collectives::tell(uint32_t peer, const SpreadNote& note) {
-  const Call* call = called(note.seq);
+  const std::shared_ptr<Operation> operation = find(note.seq);
+  const Call* call = operation != nullptr ? &operation->call : called(note.seq);
   if (group_.gone(peer, lane_)) return;  // it has all it needs, or its loss ends the group
   OutFrame frame;
   frame.header.type = note.type;

@@ -86,6 +86,7 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   const bool lists = header->type == FrameType::kLacks || header->type == FrameType::kWant;
   if (lists && (header->length > kMostRanges * kRangeBytes || header->length % kRangeBytes != 0)) return false;
   if (bulk && header->length > kMaxPayloadBytes) return false;
+  if (is_of_spread(header->type) && !bulk && !lists && header->length > 0) return false;
   if (header->shared && (!bulk || header->length == 0)) return false;
   if (header->type == FrameType::kDecided && header->length > kMaxChoiceBytes) return false;
   // No sum of offset and length may wrap around.
