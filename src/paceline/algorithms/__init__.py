@@ -19,6 +19,7 @@ from paceline.algorithms import (  # noqa: F401  (each registers itself)
     pat,
     ring,
     stragglar,
+    stragglar_multicast,
 )
 from paceline.algorithms.registry import ALGORITHMS, Algorithm, algorithm, build, find, prove, serving
 

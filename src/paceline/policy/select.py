@@ -14,7 +14,7 @@ from paceline.algorithms import find, serving
 from paceline.errors import UsageError
 from paceline.ir.cluster import ETHERNET_WIRE_FACTOR, LOCAL_LATENCY_S, LOCAL_RATE_BYTES_PER_S, Cluster, Host
 from paceline.ir.collective import Collective, Kind
-from paceline.policy.planning import Plan, plan, worth_comparing
+from paceline.policy.planning import Plan, plan, worth_comparing, worth_taking
 
 NOMINAL_RATE_BYTES_PER_S = 1.25e9
 NOMINAL_LATENCY_S = 30e-6
@@ -50,12 +50,13 @@ def select(
     """The plan to run: the wanted algorithm, or the one with the lowest price.
 
     ``exact`` says that the order of additions is free: whole numbers, minima, copies. Where it is not, an algorithm
-    whose ranks add in different orders is left out, since all ranks must end with the same bits.
+    whose ranks add in different orders is left out, since all ranks must end with the same bits. A multicast that is
+    wanted where the cluster has none gives way to the lowest price, too.
 
     >>> select(Collective(Kind.ALL_REDUCE, 8), Cluster.preset("lan8"), 64e6).algorithm
     """
     name = _wanted(collective, wanted or {})
-    if name is not None:
+    if name is not None and (cluster.multicast or not find(named(name)[0]).multicast):
         bare, given = named(name)
         return plan(collective, cluster, size_bytes, bare, **given)
     return _cheapest(collective, cluster, size_bytes, exact)
@@ -63,11 +64,14 @@ def select(
 
 @lru_cache(maxsize=64)  # later groups of the same hosts ask the same
 def _cheapest(collective: Collective, cluster: Cluster, size_bytes: float, exact: bool) -> Plan:
-    """Of all that serve, the one with the lowest price, or a simpler one that costs as much."""
+    """Of all that serve, the one with the lowest price, or a simpler one that costs as much.
+
+    Multicast is taken only where that saves more than the model can be wrong by.
+    """
     entries = [entry.name for entry in worth_comparing(collective, cluster)]
     if not exact and collective.num_ranks > 2:
         entries = [entry for entry in entries if entry not in _ORDER_DIFFERS]
-    plans = [plan(collective, cluster, size_bytes, entry) for entry in entries]
+    plans = worth_taking([plan(collective, cluster, size_bytes, entry) for entry in entries])
     if not plans:
         raise UsageError(f"no algorithm serves {collective}")
     best_s = min(found.cost.exposed_s for found in plans)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from paceline.policy.planning import compare
 from paceline.policy.select import cluster_of, select
 
 LAN = Cluster.preset("lan8")
+UPLINK = Cluster.preset("uplink8")
 
 
 @examples(30)
@@ -90,3 +93,33 @@ def test_pieces_are_named_with_the_algorithm() -> None:
             select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: text})
     with pytest.raises(UsageError, match="doubling has no parameter 'pieces'"):
         select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: "doubling/2"})
+
+
+@pytest.mark.parametrize("kind", [Kind.ALL_GATHER, Kind.ALL_REDUCE])
+def test_multicast_is_taken_where_uplinks_are_slow(kind: Kind) -> None:
+    for size in (1e6, 64e6):
+        assert select(Collective(kind, 8), UPLINK, size).algorithm == "multicast"
+
+
+@pytest.mark.parametrize("name", ["lan8", "lan4", "lan4x2", "lan2x4"])
+@pytest.mark.parametrize("kind", [Kind.ALL_GATHER, Kind.ALL_REDUCE])
+def test_multicast_is_not_taken_where_it_gains_no_time(kind: Kind, name: str) -> None:
+    cluster = Cluster.preset(name)
+    for power in range(8, 28, 2):
+        chosen = select(Collective(kind, cluster.num_ranks), cluster, 2**power)
+        assert chosen.schedule.transfers.unicast, 2**power
+
+
+def test_a_broadcast_is_multicast_where_a_chain_takes_long_to_fill() -> None:
+    assert select(Collective(Kind.BROADCAST, 8), LAN, 64e3).algorithm == "multicast"
+    assert select(Collective(Kind.BROADCAST, 8), LAN, 256e6).algorithm == "chain"
+    assert select(Collective(Kind.BROADCAST, 2), Cluster.preset("lan8").among([0, 1]), 64e3).algorithm != "multicast"
+
+
+def test_without_multicast_none_is_taken_even_if_it_is_wanted() -> None:
+    alone = replace(UPLINK, multicast=False)
+    for kind in (Kind.ALL_GATHER, Kind.ALL_REDUCE, Kind.BROADCAST):
+        collective = Collective(kind, 8)
+        assert select(collective, alone, 64e6).schedule.transfers.unicast
+        assert select(collective, alone, 64e6, wanted={None: "multicast"}).schedule.transfers.unicast
+        assert select(collective, UPLINK, 64e6, wanted={None: "multicast"}).algorithm == "multicast"
