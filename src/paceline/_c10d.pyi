@@ -52,7 +52,10 @@ class Backend(TorchBackend):
         engine: Engine,
         host: str,
         known_links: Callable[[], str],
-        make_planner: Callable[[int, Any, Sequence[str], str, Callable[[int, int, int], float]], Planner],
+        make_planner: Callable[
+            [int, Any, Sequence[str], str, Callable[[int, int, int], float], Callable[[str, int, int, int, int], str]],
+            Planner,
+        ],
     ) -> None: ...
     def arrivals(self) -> list[tuple[int, int, int, str, tuple[float, ...]]]: ...
     def partial_allreduce(
