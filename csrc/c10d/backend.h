@@ -15,6 +15,7 @@
 
 #include "c10d/arguments.h"
 #include "c10d/buffers.h"
+#include "c10d/probing.h"
 #include "c10d/programs.h"
 #include "c10d/work.h"
 #include "engine/engine.h"
@@ -23,6 +24,8 @@ namespace paceline {
 
 // Sends to one rank and receives from another; seconds until both are done.
 using Exchange = std::function<double(int to, int from, uint64_t bytes)>;
+// Tries multicast, see probing.h.
+using TryMulticast = std::function<std::string(const MulticastWish& wish)>;
 
 class Backend final : public c10d::Backend {
  public:
@@ -38,7 +41,7 @@ class Backend final : public c10d::Backend {
     std::function<std::string()> known_links;
     // Makes the planner of a group when all have met. `links` is what its rank 0 knew of them.
     std::function<Plans(int rank, const c10::intrusive_ptr<c10d::Store>& store, const std::vector<std::string>& hosts,
-                        const std::string& links, const Exchange& exchange)>
+                        const std::string& links, const Exchange& exchange, const TryMulticast& try_multicast)>
         make_planner;
   };
 

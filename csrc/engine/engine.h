@@ -77,6 +77,8 @@ class Engine {
   std::shared_ptr<Group> join(Membership membership);
   void introduce(const std::shared_ptr<Group>& group, std::vector<PeerAddress> addresses);
   void introduce(const std::shared_ptr<Group>& group, uint32_t peer, PeerAddress address);
+  // From now on the group's transfers with many destinations go by multicast; see Group.
+  void spread_by(const std::shared_ptr<Group>& group, std::unique_ptr<Multicast> multicast, PacketRates rates);
   // Tells the peers, waits a moment until they have read everything, and forgets the group.
   // Returns what ranks disagree about, if no caller of this rank was told.
   std::string leave(const std::shared_ptr<Group>& group);

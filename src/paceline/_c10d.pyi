@@ -25,6 +25,7 @@ class Program:
         rows: npt.NDArray[np.int64],
         in_order: bool = False,
         in_turn: bool = False,
+        spreads: Sequence[tuple[int, int, Sequence[int]]] = (),
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -51,7 +52,10 @@ class Backend(TorchBackend):
         engine: Engine,
         host: str,
         known_links: Callable[[], str],
-        make_planner: Callable[[int, Any, Sequence[str], str, Callable[[int, int, int], float]], Planner],
+        make_planner: Callable[
+            [int, Any, Sequence[str], str, Callable[[int, int, int], float], Callable[[str, int, int, int, int], str]],
+            Planner,
+        ],
     ) -> None: ...
     def arrivals(self) -> list[tuple[int, int, int, str, tuple[float, ...]]]: ...
     def partial_allreduce(

@@ -32,12 +32,16 @@ def _no_exchange(to: int, source: int, num_bytes: int) -> float:
     raise AssertionError(f"{num_bytes} bytes from {source} to {to} were timed")
 
 
+def _no_multicast(address: str, first: int, last: int, up: int, down: int) -> str:
+    raise AssertionError(f"multicast was tried at {address}, ports {first} to {last}, with rates {up} and {down}")
+
+
 def _chosen(monkeypatch: pytest.MonkeyPatch, network: str, environment: dict[str, str]) -> list[str]:
     """What all-reduces and all-gathers run on every rank, where a measurement would say that."""
     monkeypatch.setattr(links, "measure", lambda *_: NETWORKS[network])
     monkeypatch.setattr(backend, "_known_links", {})
     settings = Config.from_environment(environment)
-    planner = backend._planner(settings, 1, None, HOSTS, backend._published(settings), _no_exchange)
+    planner = backend._planner(settings, 1, None, HOSTS, backend._published(settings), _no_exchange, _no_multicast)
     return [
         select(Collective(kind, 4), planner._cluster, 2.0**power).algorithm
         for kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
@@ -67,7 +71,7 @@ def test_what_is_given_in_part_is_completed_by_the_nominal_numbers(
 def test_nothing_is_measured_and_no_earlier_measurement_counts() -> None:
     settings = Config(deterministic=True)
     backend._known(settings).learn(HOSTS, NETWORKS["far"])
-    planner = backend._planner(settings, 0, None, HOSTS, backend._published(settings), _no_exchange)
+    planner = backend._planner(settings, 0, None, HOSTS, backend._published(settings), _no_exchange, _no_multicast)
     assert planner._cluster == cluster_of(HOSTS, rate_bytes_per_s=1.25e9, latency_s=30e-6)  # as the table says
     assert planner.rules is None
 
@@ -85,7 +89,7 @@ def test_rank_0s_settings_hold_for_all(rank_0: Config, own: Config, caplog: pyte
     groups: list[Any] = []
     for settings in (rank_0, own):
         with caplog.at_level(logging.WARNING, "paceline"):
-            groups.append(backend._planner(settings, 0, None, HOSTS, backend._published(rank_0), _no_exchange))
+            groups.append(backend._planner(settings, 0, None, HOSTS, backend._published(rank_0), _no_exchange, _no_multicast))
     assert groups[0]._cluster == groups[1]._cluster
     assert groups[0]._config.shared == groups[1]._config.shared == rank_0.shared
     assert groups[1]._config.late == own.late
@@ -94,5 +98,5 @@ def test_rank_0s_settings_hold_for_all(rank_0: Config, own: Config, caplog: pyte
 
 
 def test_a_group_of_one_rank_has_nothing_published() -> None:
-    planner = backend._planner(Config(deterministic=True), 0, None, ["a"], "", _no_exchange)
+    planner = backend._planner(Config(deterministic=True), 0, None, ["a"], "", _no_exchange, _no_multicast)
     assert planner._config.shared == Shared(deterministic=True)
