@@ -22,8 +22,8 @@ from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline._c10d import Backend, Engine
-    from paceline.observe.arrivals import Arrival
     from paceline.ir.cluster import Cluster
+    from paceline.observe.arrivals import Arrival
     from paceline.observe.links import Exchange, KnownLinks
     from paceline.planner import Planner
 
@@ -221,14 +221,21 @@ def _planner(
         config = config.following(shared)
     rate_bytes_per_s: float | Sequence[float] | None = config.rate_bytes_per_s
     latency_s = config.latency_s
+    down_bytes_per_s: Sequence[float] = ()
     given = rate_bytes_per_s is not None and latency_s is not None
+    wants_multicast = _wants_multicast(config, hosts)
     if len(set(hosts)) > 1 and not given and not config.deterministic:
-        links = KnownLinks.decode(links_of_rank_0).of(hosts) or measure(rank, hosts, exchange, store)
+        down = wants_multicast and rate_bytes_per_s is None
+        known = KnownLinks.decode(links_of_rank_0).of(hosts, down=down)
+        links = known or measure(rank, hosts, exchange, store, down=down)
         _known(config).learn(hosts, links)
-        rate_bytes_per_s = links.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
+        if rate_bytes_per_s is None:
+            rate_bytes_per_s, down_bytes_per_s = links.rate_bytes_per_s, links.down_bytes_per_s
         latency_s = links.latency_s if latency_s is None else latency_s
-    cluster = cluster_of(hosts, rate_bytes_per_s=rate_bytes_per_s, latency_s=latency_s)
-    multicast = _wants_multicast(config, hosts) and _has_multicast(config, rank, cluster, try_multicast)
+    cluster = cluster_of(
+        hosts, rate_bytes_per_s=rate_bytes_per_s, down_bytes_per_s=down_bytes_per_s, latency_s=latency_s
+    )
+    multicast = wants_multicast and _has_multicast(config, rank, cluster, try_multicast)
     return Planner(config, rank, cluster, multicast=multicast)
 
 

@@ -116,11 +116,13 @@ def cluster_of(
     hosts: Sequence[str],
     *,
     rate_bytes_per_s: float | Sequence[float] | None = None,
+    down_bytes_per_s: Sequence[float] = (),
     latency_s: float | None = None,
 ) -> Cluster:
     """The cluster of a group, from the host of each rank and what its links can do (by default, 10 Gbit/s Ethernet).
 
-    A rate is one for all, or one a rank, the same for ranks of one host.
+    A rate is one for all, or one a rank, the same for ranks of one host. What hosts can receive is the same, unless it
+    is given, for each rank.
     """
     names = list(dict.fromkeys(hosts))
     plain = Host(local_bytes_per_s=LOCAL_RATE_BYTES_PER_S, local_latency_s=LOCAL_LATENCY_S)
@@ -130,6 +132,10 @@ def cluster_of(
     if isinstance(rate_bytes_per_s, (int, float)):
         rate_bytes_per_s = [rate_bytes_per_s] * len(hosts)
     rates = [rate_bytes_per_s[hosts.index(name)] for name in names]
-    machines = [replace(plain, up_bytes_per_s=rate, down_bytes_per_s=rate, latency_s=latency_s) for rate in rates]
+    down_rates = [down_bytes_per_s[hosts.index(name)] for name in names] if down_bytes_per_s else rates
+    machines = [
+        replace(plain, up_bytes_per_s=up, down_bytes_per_s=down, latency_s=latency_s)
+        for up, down in zip(rates, down_rates, strict=True)
+    ]
     host_of = tuple(names.index(host) for host in hosts)
     return Cluster(tuple(machines), host_of, name="group", wire_factor=ETHERNET_WIRE_FACTOR)

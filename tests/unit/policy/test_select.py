@@ -83,6 +83,11 @@ def test_ranks_are_put_on_their_hosts() -> None:
     assert cluster.hosts[0].latency_s == 1e-3
 
 
+def test_what_a_host_receives_may_differ_from_what_it_sends() -> None:
+    cluster = cluster_of(["b", "a", "b"], rate_bytes_per_s=[2e6, 1e6, 2e6], down_bytes_per_s=[8e6, 9e6, 8e6])
+    assert [(host.up_bytes_per_s, host.down_bytes_per_s) for host in cluster.hosts] == [(2e6, 8e6), (1e6, 9e6)]
+
+
 def test_pieces_are_named_with_the_algorithm() -> None:
     collective = Collective(Kind.ALL_REDUCE, 8)
     chosen = select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: "stragglar/3"})
