@@ -141,7 +141,7 @@ def _measure_down(place: int, leaders: Sequence[int], exchange: Exchange) -> flo
 
 
 def _turns(share: int) -> list[int]:
-    """How many bytes each sends, turn by turn: first hardly any, to open the connections and to see what a turn costs."""
+    """How many bytes each sends in turn: first hardly any, to open the connections and to see what a turn costs."""
     return [1, 1, *[share] * _RATE_ROUNDS]
 
 
