@@ -164,6 +164,7 @@ class Backend final : public c10d::Backend {
   // Returns at once; `get` of what it returns waits, and throws what went wrong.
   std::future<void> start_message(int64_t peer, uint32_t tag, uint8_t* data, uint64_t bytes, bool receives,
                                   std::chrono::milliseconds timeout);
+  // Sends to nobody, or receives from nobody, where that rank is negative.
   double exchange_seconds(int to, int from, uint64_t bytes);
   // A copy of an output that shares memory with another tensor, to work on instead. When all is done, outputs get their
   // results in the order of these calls, as with Gloo: of those that share memory, the last one's result stays.

@@ -12,6 +12,7 @@ from paceline.config import Config, Shared
 from paceline.ir.collective import Collective, Kind
 from paceline.observe import links
 from paceline.observe.links import Links
+from paceline.planner import Planner
 from paceline.policy.select import cluster_of, select
 
 HOSTS = ["a", "b", "c", "d"]
@@ -38,7 +39,7 @@ def _no_multicast(address: str, first: int, last: int, up: int, down: int) -> st
 
 def _chosen(monkeypatch: pytest.MonkeyPatch, network: str, environment: dict[str, str]) -> list[str]:
     """What all-reduces and all-gathers run on every rank, where a measurement would say that."""
-    monkeypatch.setattr(links, "measure", lambda *_: NETWORKS[network])
+    monkeypatch.setattr(links, "measure", lambda *_, **__: NETWORKS[network])
     monkeypatch.setattr(backend, "_known_links", {})
     settings = Config.from_environment(environment)
     planner = backend._planner(settings, 1, None, HOSTS, backend._published(settings), _no_exchange, _no_multicast)
@@ -102,3 +103,35 @@ def test_rank_0s_settings_hold_for_all(rank_0: Config, own: Config, caplog: pyte
 def test_a_group_of_one_rank_has_nothing_published() -> None:
     planner = backend._planner(Config(deterministic=True), 0, None, ["a"], "", _no_exchange, _no_multicast)
     assert planner._config.shared == Shared(deterministic=True)
+
+
+def _planner_on_slow_uplinks(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], why_not: str) -> Planner:
+    """The planner of four hosts whose uplinks measure a fifth of their downlinks."""
+
+    def measure(*_: object, down: bool) -> Links:
+        return Links(1e-4, (12.5e6,) * 4, (62.5e6,) * 4 if down else ())
+
+    def try_multicast(_address: str, _first: int, _last: int, up: int, down: int) -> str:
+        assert down == pytest.approx(5 * up, rel=1e-6), "it is paced by what hosts receive, not by what they send"
+        return why_not
+
+    monkeypatch.setattr(links, "measure", measure)
+    monkeypatch.setattr(backend, "_known_links", {})
+    settings = Config.from_environment(environment)
+    return backend._planner(settings, 1, None, HOSTS, backend._published(settings), _no_exchange, try_multicast)
+
+
+def test_where_multicast_is_wanted_slow_uplinks_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"PACELINE_ALGORITHM": "allgather:multicast"}
+    planner = _planner_on_slow_uplinks(monkeypatch, wanted, "")
+    assert planner("allgather", 0, 64_000_000, True, "").name == "multicast"
+    assert planner("allreduce", 0, 64_000_000, False, "").name == "multicast", "by price"
+    assert planner("allgather", 0, 64_000_000, True, "", [0, 1, 3]).name != "multicast", "a team has none"
+
+
+def test_without_multicast_all_goes_to_one_rank_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"PACELINE_ALGORITHM": "allgather:multicast"}
+    for environment, why_not in (({}, ""), (wanted, "packets do not reach host c")):
+        planner = _planner_on_slow_uplinks(monkeypatch, environment, why_not)
+        for kind in ("allgather", "allreduce", "broadcast"):
+            assert planner(kind, 0, 64_000_000, True, "").name != "multicast"
