@@ -221,11 +221,9 @@ def interleave(
     Each contender has at least ``warm_ups`` iterations before; the first has ``lessons``, to find out who is late. With
     ``pause`` all ranks pause before each call. Of a ``lab``, the bytes that cross its ports are counted.
     """
-    doing = (
-        f"{prepare.operation}{f' beside {prepare.beside}' if prepare.beside else ''} of {prepare.count} {prepare.dtype}"
-        if prepare.count
-        else prepare.operation
-    )
+    doing = f"{prepare.operation} beside {prepare.beside}" if prepare.beside else prepare.operation
+    if prepare.count:
+        doing += f" of {prepare.count} {prepare.dtype}"
     found = [Samples() for _ in started]
     iteration_s: list[float] = []
     for crew, samples in zip(started, found, strict=True):

@@ -47,15 +47,8 @@ def lab(
       paceline lab --hosts 4 --ranks-per-host 2 -- python train.py
       paceline lab --hosts 2 --loss 1% --timeout 60s -- sh -c 'ip address; env | grep RANK'
     """
-    where = _lab(
-        scenario,
-        hosts,
-        ranks_per_host,
-        up,
-        down,
-        arguments.read_share(loss, "--loss"),
-        parse_late(",".join(late or [])),
-    )
+    lost = arguments.read_share(loss, "--loss")
+    where = _lab(scenario, hosts, ranks_per_host, up, down, lost, parse_late(",".join(late or [])))
     timeout_s, grace_s = parse_duration(timeout) if timeout else None, parse_duration(grace)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
