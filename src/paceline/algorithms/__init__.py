@@ -14,6 +14,7 @@ from paceline.algorithms import (  # noqa: F401  (each registers itself)
     hierarchical,
     late_ranks,
     multicast,
+    multicast_ring,
     one_shot,
     pairwise,
     pat,

@@ -115,6 +115,19 @@ def test_an_all_reduce_by_multicast_sends_one_buffer() -> None:
         assert proof.schedule.num_steps == (n - 1 + ceil(n / chains)) * pieces
 
 
+def test_a_ring_with_holes_sends_one_message_a_step_and_one_buffer_in_all() -> None:
+    for n in (2, 3, 5, 8):
+        for pieces in (1, 2, n - 1, n, 3 * n - 2):
+            proof = prove("multicast_ring", Collective(Kind.ALL_REDUCE, n), pieces=pieces)
+            table = proof.schedule.transfers
+            assert proof.most_sends_at_once == 1, (n, pieces)
+            assert proof.chunks_sent.tolist() == [n * pieces] * n
+            assert proof.chunks_received.tolist() == [2 * (n - 1) * pieces] * n
+            multicasts = np.bincount(table.step[~table.reduce])
+            assert multicasts[:-1].max(initial=0) <= 1, "one rank at a time, but for the last chunks of all"
+            assert proof.schedule.num_steps <= n * pieces + 2 * n
+
+
 def test_a_multicast_enters_each_host_once() -> None:
     """Three hosts with 1, 3 and 2 ranks: each port carries what its host has not, and no byte of it twice."""
     host_of, chunks_of = (0, 1, 1, 2, 1, 2), np.array([1, 3, 2])

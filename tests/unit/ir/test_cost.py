@@ -60,6 +60,16 @@ def test_all_roots_at_once_take_as_long_as_a_ring() -> None:
         assert cost(together, _flat(n), SIZE).total_s == pytest.approx(cost(ring, _flat(n), SIZE).total_s)
 
 
+@pytest.mark.parametrize(("n", "times"), [(4, 2.0), (8, 2.0), (8, 5.0), (12, 4.0)])
+def test_a_ring_with_holes_keeps_slow_uplinks_busy_all_the_time(n: int, times: float) -> None:
+    """One buffer over the uplink, the first sums' way and the last chunks; a ring needs 2(n - 1)/n."""
+    pieces = 4 * (n - 1)
+    cluster = Cluster.uniform(n, Host(RATE, times * RATE, 0), multicast=True)
+    schedule = prove("multicast_ring", Collective(Kind.ALL_REDUCE, n), pieces=pieces).schedule
+    last_s = max(1.0, (n - 1) / times) / (n * pieces)
+    assert cost(schedule, cluster, SIZE).total_s == pytest.approx((1 + last_s) * SIZE / RATE)
+
+
 def test_a_multicast_waits_for_the_last_of_its_destinations_and_goes_at_the_pace_of_the_slowest() -> None:
     slow = Host(RATE, RATE / 4, 0)
     cluster = Cluster((Host(RATE, RATE, 0),) * 2 + (slow,), (0, 1, 2), (0.0, 0.0, 3.0))

@@ -115,6 +115,15 @@ def test_multicast_is_not_taken_where_it_gains_no_time(kind: Kind, name: str) ->
         assert chosen.schedule.transfers.unicast, 2**power
 
 
+@pytest.mark.parametrize("name", ["multicast_ring", "stragglar_multicast"])
+def test_what_was_not_measured_runs_where_it_is_asked_for(name: str) -> None:
+    collective = Collective(Kind.ALL_REDUCE, 8)
+    half = replace(UPLINK, hosts=tuple(replace(host, up_bytes_per_s=31.25e6) for host in UPLINK.hosts))
+    assert compare(collective, half, 64e6)[0].algorithm == "multicast_ring"
+    assert select(collective, half, 64e6).algorithm == "multicast"
+    assert select(collective, half, 64e6, wanted={Kind.ALL_REDUCE: name}).algorithm == name
+
+
 def test_a_broadcast_is_multicast_where_a_chain_takes_long_to_fill() -> None:
     assert select(Collective(Kind.BROADCAST, 8), LAN, 64e3).algorithm == "multicast"
     assert select(Collective(Kind.BROADCAST, 8), LAN, 256e6).algorithm == "chain"
