@@ -24,6 +24,9 @@ _LATENCY_ROUNDS = 5
 _RATE_ROUNDS = 2
 _RATE_BYTES = 1 << 19
 
+_DOWN_BYTES = 1 << 20
+"""From all senders together. More than above: here a rate that is too high would be paid for with lost packets."""
+
 _MOST_SENDERS = 7
 """So many hosts at most send to one at the same time: more connections would be opened for this alone."""
 
@@ -121,28 +124,24 @@ def measure(rank: int, hosts: Sequence[str], exchange: Exchange, store: Store, *
 def _measure_down(place: int, leaders: Sequence[int], exchange: Exchange) -> float:
     """Bytes a second that this leader, at this place among them, can receive from several at once.
 
-    Leaders form parties of at most ``_MOST_SENDERS`` + 1. In each, one after the other receives from all the rest.
+    Leaders form parties of at most ``_MOST_SENDERS`` + 1. In each, one after the other receives from all the rest. The
+    start counts, so what is found is rather too low.
     """
     num_parties = -(-len(leaders) // (_MOST_SENDERS + 1))
     party = leaders[place % num_parties :: num_parties]
     senders = [leader for leader in party if leader != leaders[place]]
-    share = _RATE_BYTES // len(senders)
+    turns = [1, *[_DOWN_BYTES // len(senders)] * _RATE_ROUNDS]  # the first opens the connections
     found = 0.0
     for receiver in party:
         if receiver == leaders[place]:
             with ThreadPoolExecutor(len(senders)) as pool:
-                times_s = [_receive_from_all(senders, num_bytes, exchange, pool) for num_bytes in _turns(share)]
-            found = share * len(senders) / max(min(times_s[2:]) - times_s[1], 1e-6)
+                times_s = [_receive_from_all(senders, num_bytes, exchange, pool) for num_bytes in turns]
+            found = turns[-1] * len(senders) / max(min(times_s[1:]), 1e-6)
             continue
-        for num_bytes in _turns(share):
+        for num_bytes in turns:
             exchange(NOBODY, receiver, 1)  # it is ready
             exchange(receiver, NOBODY, num_bytes)
     return found
-
-
-def _turns(share: int) -> list[int]:
-    """How many bytes each sends in turn: first hardly any, to open the connections and to see what a turn costs."""
-    return [1, 1, *[share] * _RATE_ROUNDS]
 
 
 def _receive_from_all(senders: Sequence[int], num_bytes: int, exchange: Exchange, pool: Executor) -> float:
