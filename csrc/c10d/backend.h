@@ -103,6 +103,8 @@ class Backend final : public c10d::Backend {
   std::string failure() { return engine_->failure(group_); }
   // Which algorithm runs each kind of request so far: "allreduce of 64 MiB: ring".
   std::vector<std::string> chosen() { return programs_->chosen(); }
+  // What went by multicast, if the group has it.
+  std::optional<Engine::PacketCounters> packet_counters() { return engine_->packet_counters(group_); }
   // Who arrived when at each collective that awaited a decision; empty but on rank 0.
   std::vector<Decisions::Record> arrivals() { return engine_->arrivals(group_); }
 

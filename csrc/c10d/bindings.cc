@@ -6,6 +6,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "c10d/backend.h"
@@ -198,6 +200,29 @@ PYBIND11_MODULE(_c10d, module) {
            "Ends a partial operation on all its members.")
       .def("failure", &Backend::failure, py::call_guard<py::gil_scoped_release>(),
            "Why the group has failed, or an empty string.")
+      .def(
+          "multicast_counters",
+          [](Backend& backend) -> std::optional<std::map<std::string, uint64_t>> {
+            const auto counters = backend.packet_counters();
+            if (!counters) return std::nullopt;
+            const Multicast::Counters& packets = counters->packets;
+            return std::map<std::string, uint64_t>{{"packets_sent", packets.packets_sent},
+                                                   {"bytes_sent", packets.bytes_sent},
+                                                   {"packets_refused", packets.packets_refused},
+                                                   {"packets_received", packets.packets_received},
+                                                   {"bytes_received", packets.bytes_received},
+                                                   {"malformed", packets.malformed},
+                                                   {"forged", packets.forged},
+                                                   {"stale", packets.stale},
+                                                   {"mismatched", packets.mismatched},
+                                                   {"duplicate", packets.duplicate},
+                                                   {"overflowed", packets.overflowed},
+                                                   {"batches_received", packets.batches_received},
+                                                   {"batches_sent", packets.batches_sent},
+                                                   {"rounds_again", counters->spreads.rounds},
+                                                   {"repaired_bytes", counters->spreads.repaired_bytes}};
+          },
+          py::call_guard<py::gil_scoped_release>(), "What went by multicast; None where the group has none.")
       .def("chosen", &Backend::chosen, py::call_guard<py::gil_scoped_release>(),
            "Which algorithm runs each kind of collective used so far.");
 

@@ -81,6 +81,7 @@ class Collectives {
   // From now on transfers with many destinations go by packets. Before the first operation, on all ranks or on none.
   void spread_by(PacketMover& mover);
   void on_packets(const Multicast::Event& event);
+  Spreads::Counters spread_counters() const { return spreads_ == nullptr ? Spreads::Counters{} : spreads_->counters(); }
   // Nothing can come from the peer any more.
   void lose(uint32_t peer);
   // There is a connection to the peer now: it hears what was called.

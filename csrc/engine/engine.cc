@@ -238,6 +238,12 @@ void Engine::spread_by(const std::shared_ptr<Group>& group, std::unique_ptr<Mult
   group->spread_by(std::move(multicast), rates);
 }
 
+std::optional<Engine::PacketCounters> Engine::packet_counters(const std::shared_ptr<Group>& group) {
+  const Entry entry(*this);
+  if (group->multicast() == nullptr) return std::nullopt;
+  return PacketCounters{group->multicast()->counters(), group->collectives().spread_counters()};
+}
+
 std::string Engine::leave(const std::shared_ptr<Group>& group) {
   if (forked_) return "";  // the group is the parent's
   Entry entry(*this);

@@ -273,6 +273,14 @@ def chosen_algorithms(group: Any = None) -> list[str]:
     return of_group(group).chosen()
 
 
+def multicast_counters(group: Any = None) -> dict[str, int] | None:
+    """What this rank sent and received by multicast in a process group, and what had to be sent again.
+
+    None where packets do not reach all its ranks, or were not wanted (PACELINE_MULTICAST).
+    """
+    return of_group(group).multicast_counters()
+
+
 def failure(group: Any = None) -> str:
     """Why a process group has failed, in the words its next call will raise; an empty string while it has not."""
     return of_group(group).failure()

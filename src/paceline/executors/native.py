@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.ir.schedule import Schedule
+from paceline.ir.transfers import Transfers
 from paceline.ir.verify import Proof
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def rows(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
     index = transfer[mine]
     receives = table.destination[mine] == rank
     peer = np.where(receives, source[mine], table.destination[mine])
-    number = _spread_numbers(schedule)
+    number = spread_numbers(table)
     columns = (table.step[index], peer, table.chunk[index], table.count[index], receives, table.reduce[index])
     return np.stack([column.astype(np.int64) for column in (*columns, number[index])], axis=1)
 
@@ -67,7 +68,7 @@ def spreads(schedule: Schedule, rank: int) -> list[tuple[int, int, list[int]]]:
     Each has a number, which is the same on all ranks, a source and its destinations.
     """
     table = schedule.transfers
-    number = _spread_numbers(schedule)
+    number = spread_numbers(table)
     listed = []
     for index in np.flatnonzero(number >= 0).tolist():
         destinations = table.destination[table.first[index] : table.first[index + 1]]
@@ -78,14 +79,13 @@ def spreads(schedule: Schedule, rank: int) -> list[tuple[int, int, list[int]]]:
     return listed
 
 
-@functools.lru_cache(maxsize=1)
-def _spread_numbers(schedule: Schedule) -> npt.NDArray[np.int64]:
+@functools.lru_cache(maxsize=1)  # rows and spreads ask for the same
+def spread_numbers(table: Transfers) -> npt.NDArray[np.int64]:
     """Of each transfer that may go to many at once, the number of its first chunk; -1 for the others.
 
     Not what is added, since bytes may come in any order. Nor what a destination sends away in the same step: a step
     reads before it writes, so ranks that swap would wait for each other before any of them is ready to receive.
     """
-    table = schedule.transfers
     many = (table.fanout > 1) & ~table.reduce
     candidates = np.flatnonzero(many)
     if len(candidates) == 0:
