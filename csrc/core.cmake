@@ -15,18 +15,30 @@ add_library(paceline_core STATIC
   ${CMAKE_CURRENT_LIST_DIR}/engine/group.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/introductions.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/mailbox.cc
+  ${CMAKE_CURRENT_LIST_DIR}/engine/packets.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/poller.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/program.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/pulling.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/scratch.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/sending.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/sharing.cc
+  ${CMAKE_CURRENT_LIST_DIR}/engine/spreading.cc
+  ${CMAKE_CURRENT_LIST_DIR}/engine/spreads.cc
   ${CMAKE_CURRENT_LIST_DIR}/engine/teams.cc
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce.cc
   ${CMAKE_CURRENT_LIST_DIR}/reduce/reduce_portable.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/frame.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/handshake.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/huge_pages.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/multicast/authentication.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/multicast/events.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/multicast/multicast.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/multicast/packet.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/multicast/placement.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/multicast/receiver.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/multicast/sender.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/multicast/sockets.cc
+  ${CMAKE_CURRENT_LIST_DIR}/transport/multicast/thread.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/pulls.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/rings.cc
   ${CMAKE_CURRENT_LIST_DIR}/transport/shm/shm.cc
@@ -39,7 +51,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(paceline_core PRIVATE -Wno-restrict)  # false alarms on std::string, GCC bug 105651
 endif()
 target_compile_features(paceline_core PUBLIC cxx_std_20)
-target_link_libraries(paceline_core PUBLIC Threads::Threads)
+target_link_libraries(paceline_core PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
 set_target_properties(paceline_core PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden)
 # Plain loops, which want all of the optimiser; with sanitizers that takes minutes and shows nothing more.
 if(PACELINE_SANITIZE)

@@ -27,13 +27,13 @@ def price(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
         before = rows[index - 1] if index else None
         joins = before is not None and before[:3] == row[:3] and len(row.destinations) == 1
         left, entered = False, set()
-        for place, target in enumerate(row.destinations):
+        leaving = 0.0
+        for target in row.destinations:
             up, down, latency = rates(row.source, target)
             latency = 0.0 if joins else latency
             sending, receiving = (latency + row.count * chunk_bytes / rate for rate in (up, down))
             work[index, target] = sending, receiving
-            if place == 0:
-                load[row.step, "send", row.source] += sending
+            leaving = max(leaving, sending)
             load[row.step, "receive", target] += receiving
             if host[row.source] != host[target]:
                 if not left:
@@ -42,6 +42,7 @@ def price(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
                 if host[target] not in entered:
                     load[row.step, "down", host[target]] += receiving
                     entered.add(host[target])
+        load[row.step, "send", row.source] += leaving  # a multicast leaves once, for the slowest who wants it
 
     free: dict[tuple[str, int], float] = defaultdict(float)
     for rank, late in enumerate(cluster.late_s):
@@ -57,6 +58,7 @@ def price(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
         for index, row in enumerate(rows):
             if row.step != step:
                 continue
+            starts, lasts, used = [], [], []
             for target in row.destinations:
                 ports = [("send", row.source), ("receive", target)]
                 if host[row.source] != host[target]:
@@ -64,9 +66,12 @@ def price(schedule: Schedule, cluster: Cluster, size_bytes: float) -> float:
                 chunks = range(row.chunk, row.chunk + row.count)
                 ready = [at(written, row.source, c) for c in chunks]
                 ready += [max(at(written, target, c), at(read, target, c)) for c in chunks]
-                start = max(*ready, *(free[port] for port in ports))
-                takes = max(*work[index, target], *(load[step, name, whose] for name, whose in ports))
-                ends.append((start + takes, row.source, target, chunks, ports))
+                starts.append(max(*ready, *(free[port] for port in ports)))
+                lasts.append(max(*work[index, target], *(load[step, name, whose] for name, whose in ports)))
+                used.append(ports)
+            end = max(starts) + max(lasts)  # all destinations get it at the same time
+            for target, ports in zip(row.destinations, used, strict=True):
+                ends.append((end, row.source, target, range(row.chunk, row.chunk + row.count), ports))
         for end, source, target, chunks, ports in ends:  # a step reads before it writes
             for port in ports:
                 free[port] = max(free[port], end)

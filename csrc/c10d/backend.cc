@@ -50,9 +50,10 @@ Backend::Backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int siz
   }
   waiting_ = way_to_wait(hosts, static_cast<size_t>(rank));
   try {
-    Plans plans = settings_.make_planner(rank, part, hosts, meeting.links, [this](int to, int from, uint64_t bytes) {
-      return exchange_seconds(to, from, bytes);
-    });
+    Plans plans = settings_.make_planner(
+        rank, part, hosts, meeting.links,
+        [this](int to, int from, uint64_t bytes) { return exchange_seconds(to, from, bytes); },
+        [&](const MulticastWish& wish) { return try_multicast(*engine_, group_, *part, wish); });
     programs_ = std::make_shared<Programs>(std::move(plans.planner));
     if (plans.rules.enabled) least_awaiting_bytes_ = plans.least_awaiting_bytes;
     plans.rules.elsewhere = [engine = engine_](std::function<void()> task) {

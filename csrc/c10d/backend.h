@@ -15,6 +15,7 @@
 
 #include "c10d/arguments.h"
 #include "c10d/buffers.h"
+#include "c10d/probing.h"
 #include "c10d/programs.h"
 #include "c10d/work.h"
 #include "engine/engine.h"
@@ -23,6 +24,8 @@ namespace paceline {
 
 // Sends to one rank and receives from another; seconds until both are done.
 using Exchange = std::function<double(int to, int from, uint64_t bytes)>;
+// Tries multicast, see probing.h.
+using TryMulticast = std::function<std::string(const MulticastWish& wish)>;
 
 class Backend final : public c10d::Backend {
  public:
@@ -38,7 +41,7 @@ class Backend final : public c10d::Backend {
     std::function<std::string()> known_links;
     // Makes the planner of a group when all have met. `links` is what its rank 0 knew of them.
     std::function<Plans(int rank, const c10::intrusive_ptr<c10d::Store>& store, const std::vector<std::string>& hosts,
-                        const std::string& links, const Exchange& exchange)>
+                        const std::string& links, const Exchange& exchange, const TryMulticast& try_multicast)>
         make_planner;
   };
 
@@ -100,6 +103,8 @@ class Backend final : public c10d::Backend {
   std::string failure() { return engine_->failure(group_); }
   // Which algorithm runs each kind of request so far: "allreduce of 64 MiB: ring".
   std::vector<std::string> chosen() { return programs_->chosen(); }
+  // What went by multicast, if the group has it.
+  std::optional<Engine::PacketCounters> packet_counters() { return engine_->packet_counters(group_); }
   // Who arrived when at each collective that awaited a decision; empty but on rank 0.
   std::vector<Decisions::Record> arrivals() { return engine_->arrivals(group_); }
 
@@ -161,6 +166,7 @@ class Backend final : public c10d::Backend {
   // Returns at once; `get` of what it returns waits, and throws what went wrong.
   std::future<void> start_message(int64_t peer, uint32_t tag, uint8_t* data, uint64_t bytes, bool receives,
                                   std::chrono::milliseconds timeout);
+  // Sends to nobody, or receives from nobody, where that rank is negative.
   double exchange_seconds(int to, int from, uint64_t bytes);
   // A copy of an output that shares memory with another tensor, to work on instead. When all is done, outputs get their
   // results in the order of these calls, as with Gloo: of those that share memory, the last one's result stays.

@@ -6,6 +6,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "c10d/backend.h"
@@ -18,21 +20,26 @@ namespace py = pybind11;
 namespace paceline {
 namespace {
 
-// Columns: step, peer, chunk, count, whether this rank receives, whether it reduces.
+// Columns: step, peer, chunk, count, whether this rank receives, whether it reduces, the number of its first spread.
+// Spreads: number, source, receivers.
 std::shared_ptr<Program> make_program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest,
                                       const std::string& name,
                                       const py::array_t<int64_t, py::array::c_style | py::array::forcecast>& table,
-                                      bool in_order, bool in_turn) {
-  if (table.ndim() != 2 || table.shape(1) != 6) throw py::value_error("rows have six columns");
+                                      bool in_order, bool in_turn,
+                                      const std::vector<std::tuple<uint32_t, uint32_t, std::vector<uint32_t>>>& spreads) {
+  if (table.ndim() != 2 || table.shape(1) != 7) throw py::value_error("rows have seven columns");
   const auto cells = table.unchecked<2>();
   std::vector<Row> rows;
   rows.reserve(static_cast<size_t>(table.shape(0)));
   for (py::ssize_t i = 0; i < table.shape(0); ++i) {
     rows.push_back({static_cast<uint32_t>(cells(i, 0)), static_cast<uint32_t>(cells(i, 1)),
                     static_cast<uint32_t>(cells(i, 2)), static_cast<uint32_t>(cells(i, 3)), cells(i, 4) != 0,
-                    cells(i, 5) != 0});
+                    cells(i, 5) != 0, cells(i, 6)});
   }
-  return std::make_shared<Program>(rank, num_ranks, num_chunks, digest, name, rows, in_order, in_turn);
+  std::vector<SpreadRow> described;
+  described.reserve(spreads.size());
+  for (const auto& [number, source, receivers] : spreads) described.push_back({number, source, receivers});
+  return std::make_shared<Program>(rank, num_ranks, num_chunks, digest, name, rows, in_order, in_turn, described);
 }
 
 // Holds a Python object that C++ threads may drop: only with the interpreter's lock, and not when it is gone.
@@ -97,10 +104,17 @@ c10::intrusive_ptr<Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& 
   settings.make_planner = [maker = hold(std::move(make_planner))](int group_rank,
                                                                   const c10::intrusive_ptr<c10d::Store>& group_store,
                                                                   const std::vector<std::string>& hosts,
-                                                                  const std::string& links, const Exchange& exchange) {
+                                                                  const std::string& links, const Exchange& exchange,
+                                                                  const TryMulticast& try_multicast) {
     const py::gil_scoped_acquire lock;
     const py::cpp_function unlocked(exchange, py::call_guard<py::gil_scoped_release>());
-    return wrap_planner(hold((*maker)(group_rank, group_store, hosts, links, unlocked)));
+    const py::cpp_function try_it(
+        [try_multicast](const std::string& address, uint16_t first_port, uint16_t last_port, uint64_t up_bytes_per_s,
+                        uint64_t down_bytes_per_s) {
+          return try_multicast({address, first_port, last_port, {up_bytes_per_s, down_bytes_per_s}});
+        },
+        py::call_guard<py::gil_scoped_release>());
+    return wrap_planner(hold((*maker)(group_rank, group_store, hosts, links, unlocked, try_it)));
   };
   const py::gil_scoped_release unlocked;
   return c10::make_intrusive<Backend>(store, rank, size, std::move(settings));
@@ -127,7 +141,8 @@ PYBIND11_MODULE(_c10d, module) {
 
   py::class_<Program, std::shared_ptr<Program>>(module, "Program")
       .def(py::init(&make_program), py::arg("rank"), py::arg("num_ranks"), py::arg("num_chunks"), py::arg("digest"),
-           py::arg("name"), py::arg("rows"), py::arg("in_order") = false, py::arg("in_turn") = false)
+           py::arg("name"), py::arg("rows"), py::arg("in_order") = false, py::arg("in_turn") = false,
+           py::arg("spreads") = std::vector<std::tuple<uint32_t, uint32_t, std::vector<uint32_t>>>())
       .def_property_readonly("name", &Program::name);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
@@ -185,6 +200,29 @@ PYBIND11_MODULE(_c10d, module) {
            "Ends a partial operation on all its members.")
       .def("failure", &Backend::failure, py::call_guard<py::gil_scoped_release>(),
            "Why the group has failed, or an empty string.")
+      .def(
+          "multicast_counters",
+          [](Backend& backend) -> std::optional<std::map<std::string, uint64_t>> {
+            const auto counters = backend.packet_counters();
+            if (!counters) return std::nullopt;
+            const Multicast::Counters& packets = counters->packets;
+            return std::map<std::string, uint64_t>{{"packets_sent", packets.packets_sent},
+                                                   {"bytes_sent", packets.bytes_sent},
+                                                   {"packets_refused", packets.packets_refused},
+                                                   {"packets_received", packets.packets_received},
+                                                   {"bytes_received", packets.bytes_received},
+                                                   {"malformed", packets.malformed},
+                                                   {"forged", packets.forged},
+                                                   {"stale", packets.stale},
+                                                   {"mismatched", packets.mismatched},
+                                                   {"duplicate", packets.duplicate},
+                                                   {"overflowed", packets.overflowed},
+                                                   {"batches_received", packets.batches_received},
+                                                   {"batches_sent", packets.batches_sent},
+                                                   {"rounds_again", counters->spreads.rounds},
+                                                   {"repaired_bytes", counters->spreads.repaired_bytes}};
+          },
+          py::call_guard<py::gil_scoped_release>(), "What went by multicast; None where the group has none.")
       .def("chosen", &Backend::chosen, py::call_guard<py::gil_scoped_release>(),
            "Which algorithm runs each kind of collective used so far.");
 

@@ -92,9 +92,14 @@ void Collectives::start(const std::shared_ptr<Operation>& operation) {
   }
   operations_[operation->seq] = operation;
   const bool overlaps = operations_.size() > 1;
+  // What is told about spreads must not be stopped by what belongs to a later operation, so one that has any keeps its
+  // place in all queues until its end.
+  const bool spreads = spreads_any(*operation);
   for (const Program::Peer& peer : program.peers()) {
-    if (!peer.sends.empty()) {
-      outgoing_[peer.rank].queues[operation->seq].left = static_cast<uint32_t>(peer.sends.size());
+    const auto alone = std::count_if(peer.sends.begin(), peer.sends.end(),
+                                     [&](uint32_t access) { return !by_packets(*operation, access); });
+    if (alone > 0 || spreads) {
+      outgoing_[peer.rank].queues[operation->seq].left = static_cast<uint32_t>(alone) + (spreads ? 1 : 0);
     }
     Connection* connection = group_.connection(peer.rank, lane_);
     if (!owner_.failure().empty()) return;
@@ -103,8 +108,9 @@ void Collectives::start(const std::shared_ptr<Operation>& operation) {
   }
   for (uint32_t i = 0; i < program.accesses().size(); ++i) {
     const Access& access = program.accesses()[i];
-    if (!access.write && access.previous_write < 0) offer(operation, i);
+    if (!access.write && access.previous_write < 0 && !by_packets(*operation, i)) offer(operation, i);
   }
+  if (spreads) begin_spreads(operation);
   group_.flush_marked();
   if (owner_.failure().empty()) replay(operation);
   for (const Program::Peer& peer : program.peers()) {
@@ -123,6 +129,10 @@ void Collectives::say_called(Connection& connection, uint64_t seq) {
 }
 
 void Collectives::attached(Connection& connection) {
+  const auto untold = untold_.extract(connection.peer());
+  if (!untold.empty()) {
+    for (OutFrame& frame : untold.mapped()) connection.enqueue_urgent(std::move(frame));
+  }
   if (!asks_first() && last_posted() > 0) return say_called(connection, last_posted());
   for (const auto& [seq, operation] : operations_) {
     if (asks_first() && operation->program->find_peer(connection.peer()) != nullptr) say_called(connection, seq);
@@ -179,8 +189,14 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
     group_.mark(connection);
     return FrameHandler::Verdict::kTake;
   }
+  const bool of_spread = is_of_spread(header.type);
+  if (of_spread && spreads_ == nullptr) {
+    owner_.fail(connection.peer(), group_.who(connection.peer()) + " uses multicast, and others of the group do not");
+    return FrameHandler::Verdict::kTake;
+  }
   const auto found = operations_.find(header.seq);
   const bool called = found != operations_.end();
+  if (of_spread && !called && header.seq < next_seq_) return take_spread_frame_of_ended(connection, header, to);
   const bool awaits = called && found->second->awaits();
   const bool replays = called && header.type != FrameType::kPulled && early_.count(header.seq) > 0;
   if (!called || awaits || replays) {
@@ -192,7 +208,7 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
       owner_.fail(connection.peer(), group_.who(connection.peer()) + " says that it has read memory it was not lent");
       return FrameHandler::Verdict::kTake;
     }
-    const bool sent = header.type == FrameType::kData;
+    const bool sent = header.type == FrameType::kData || header.type == FrameType::kRepair;
     const bool dear = header.shared && header.length > kMostEarlySharedBytes;
     const bool keep = connection.hung_up() || (!dear && early_bytes_ < kMostEarlyBytes);
     if (!keep) return FrameHandler::Verdict::kPause;
@@ -212,6 +228,15 @@ FrameHandler::Verdict Collectives::on_header(Connection& connection, const Frame
     return FrameHandler::Verdict::kTake;
   }
   const std::shared_ptr<Operation>& operation = found->second;
+  if (of_spread) {
+    Receiving& receiving = receiving_[&connection];
+    receiving = {};
+    receiving.begun = true;
+    if (Connection::in_place(header)) return FrameHandler::Verdict::kTake;
+    receiving.buffer = group_.engine().scratch().take(header.length);
+    *to = receiving.buffer.data();
+    return FrameHandler::Verdict::kTake;
+  }
   const int64_t access = check(connection.peer(), *operation, header);
   if (access < 0 || header.type == FrameType::kPulled) return FrameHandler::Verdict::kTake;
   Receiving& receiving = receiving_[&connection];
@@ -247,6 +272,10 @@ void Collectives::on_frame(Connection& connection, const FrameHeader& header, co
     if (called != nullptr && !called->awaits()) replay(called);
     return;
   }
+  if (is_of_spread(header.type)) {
+    if (receiving.begun) on_spread_frame(connection.peer(), header, bytes != nullptr ? bytes : receiving.buffer.data());
+    return;
+  }
   const std::shared_ptr<Operation> operation = find(header.seq);
   if (operation == nullptr || operation->awaits()) return;
   if (header.type == FrameType::kPulled) return take_back(operation, connection.peer(), header);
@@ -269,6 +298,11 @@ void Collectives::replay(const std::shared_ptr<Operation>& operation) {
     found->second.pop_front();
     if (found->second.empty()) early_.erase(found);
     early_bytes_ -= frame.payload.size() + sizeof(Early);
+    if (is_of_spread(frame.header.type)) {
+      on_spread_frame(frame.peer, frame.header, frame.payload.data());
+      if (!owner_.failure().empty()) return;
+      continue;
+    }
     const int64_t access = check(frame.peer, *operation, frame.header);
     if (access < 0) return;
     const auto index = static_cast<uint32_t>(access);
@@ -331,6 +365,11 @@ void Collectives::take(const std::shared_ptr<Operation>& operation, uint32_t acc
 }
 
 void Collectives::apply(const std::shared_ptr<Operation>& operation, uint32_t access) {
+  if (by_packets(*operation, access)) {
+    const uint32_t chunk = operation->program->accesses()[access].chunk;
+    if (limit(*operation, access) == operation->places[chunk].bytes) spreads_->ready(operation->seq, access);
+    return carry_out();
+  }
   const auto found = operation->arrived.find(access);
   if (found == operation->arrived.end()) return;
   std::vector<Operation::Block>& blocks = found->second;
@@ -383,6 +422,10 @@ int64_t Collectives::check(uint32_t from, const Operation& operation, const Fram
     return -1;
   }
   const bool whole = header.length % operation.element_bytes == 0 || bytes % operation.element_bytes != 0;
+  if (by_packets(operation, access)) {
+    owner_.fail(from, group_.who(from) + " sends to one rank what goes to many at once");
+    return -1;
+  }
   if (header.offset != progress.moved || header.length == 0 || header.length > bytes - header.offset || !whole) {
     owner_.fail(from, group_.who(from) + " sent a frame out of order");
     return -1;
@@ -391,12 +434,22 @@ int64_t Collectives::check(uint32_t from, const Operation& operation, const Fram
 }
 
 void Collectives::complete(const std::shared_ptr<Operation>& operation) {
+  if (spreads_ != nullptr && spreads_->owes(operation->seq)) {
+    operations_[operation->seq] = operation;
+    return;
+  }
   // A barrier is passed only when everything called before it is done, as Gloo has it.
   if (operation->call.kind == Kind::kBarrier && !operations_.empty() && operations_.begin()->first < operation->seq) {
     operations_[operation->seq] = operation;
     return;
   }
   operation->in_epilogue = true;
+  if (spreads_any(*operation)) {
+    spreads_->end(operation->seq);
+    for (const Program::Peer& peer : operation->program->peers()) {
+      outgoing_[peer.rank].queues.erase(operation->seq);
+    }
+  }
   finalise(operation);
 }
 
@@ -432,6 +485,10 @@ void Collectives::conclude(const std::shared_ptr<Operation>& operation, const st
 void Collectives::fail() noexcept {
   const auto operations = std::move(operations_);
   operations_.clear();
+  untold_.clear();
+  for (const auto& [seq, operation] : operations) {
+    if (spreads_ != nullptr) spreads_->end(seq);
+  }
   outgoing_.clear();
   early_.clear();
   early_bytes_ = 0;

@@ -12,6 +12,7 @@
 
 #include "engine/connection.h"
 #include "engine/operation.h"
+#include "engine/spreads.h"
 
 namespace paceline {
 
@@ -76,6 +77,13 @@ class Collectives {
   uint64_t last_posted() const { return next_seq_ - 1; }
   Call last_call() const { return history_.empty() ? Call{} : history_.back(); }
   void forget(const Connection& connection) { receiving_.erase(&connection); }
+
+  // From now on transfers with many destinations go by packets. Before the first operation, on all ranks or on none.
+  void spread_by(PacketMover& mover);
+  void on_packets(const Multicast::Event& event);
+  Spreads::Counters spread_counters() const { return spreads_ == nullptr ? Spreads::Counters{} : spreads_->counters(); }
+  // Nothing can come from the peer any more.
+  void lose(uint32_t peer);
   // There is a connection to the peer now: it hears what was called.
   void attached(Connection& connection);
   // The peer has called what has this number, and all before it.
@@ -129,6 +137,16 @@ class Collectives {
   void conclude(const std::shared_ptr<Operation>& operation, const std::string& error);
   void resume(const Operation& operation);
   bool pull();
+  bool by_packets(const Operation& operation, uint32_t access) const {
+    return spreads_ != nullptr && Spreads::serves(*operation.program, operation.places, access);
+  }
+  bool spreads_any(const Operation& operation) const;
+  void begin_spreads(const std::shared_ptr<Operation>& operation);
+  void carry_out();
+  void tell(uint32_t peer, const SpreadNote& note);
+  void on_spread_frame(uint32_t peer, const FrameHeader& header, const uint8_t* bytes);
+  void hand_over_repairs(Connection& connection);
+  FrameHandler::Verdict take_spread_frame_of_ended(Connection& connection, const FrameHeader& header, uint8_t** to);
   // Another rank has called something else by this number: fails the group.
   void disagree(uint32_t peer, const Call& theirs, uint64_t seq);
   std::string mismatch(uint32_t peer, const Call& theirs, uint64_t seq) const;
@@ -162,6 +180,10 @@ class Collectives {
     uint64_t address = 0;
   };
   std::map<const Connection*, Receiving> receiving_;
+
+  std::unique_ptr<Spreads> spreads_;
+  bool carries_out_ = false;
+  std::map<uint32_t, std::vector<OutFrame>> untold_;  // to peers whose connection is being opened
 };
 
 }  // namespace paceline

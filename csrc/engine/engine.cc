@@ -96,6 +96,9 @@ void Engine::after_fork(bool in_child) {
   if (in_child) {
     forked_ = true;
     poller_.close_all();
+    for (const std::shared_ptr<Group>& group : groups_) {
+      if (group->multicast() != nullptr) group->multicast()->abandon_in_child();
+    }
   }
   mutex_.unlock();
 }
@@ -228,6 +231,17 @@ void Engine::introduce(const std::shared_ptr<Group>& group, std::vector<PeerAddr
 void Engine::introduce(const std::shared_ptr<Group>& group, uint32_t peer, PeerAddress address) {
   const Entry entry(*this);
   group->introduce(peer, std::move(address));
+}
+
+void Engine::spread_by(const std::shared_ptr<Group>& group, std::unique_ptr<Multicast> multicast, PacketRates rates) {
+  const Entry entry(*this);
+  group->spread_by(std::move(multicast), rates);
+}
+
+std::optional<Engine::PacketCounters> Engine::packet_counters(const std::shared_ptr<Group>& group) {
+  const Entry entry(*this);
+  if (group->multicast() == nullptr) return std::nullopt;
+  return PacketCounters{group->multicast()->counters(), group->collectives().spread_counters()};
 }
 
 std::string Engine::leave(const std::shared_ptr<Group>& group) {

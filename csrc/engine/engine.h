@@ -27,6 +27,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -77,6 +78,14 @@ class Engine {
   std::shared_ptr<Group> join(Membership membership);
   void introduce(const std::shared_ptr<Group>& group, std::vector<PeerAddress> addresses);
   void introduce(const std::shared_ptr<Group>& group, uint32_t peer, PeerAddress address);
+  // From now on the group's transfers with many destinations go by multicast; see Group.
+  void spread_by(const std::shared_ptr<Group>& group, std::unique_ptr<Multicast> multicast, PacketRates rates);
+  // What was sent and received that way, and what had to be sent again; nothing where there is no multicast.
+  struct PacketCounters {
+    Multicast::Counters packets;
+    Spreads::Counters spreads;
+  };
+  std::optional<PacketCounters> packet_counters(const std::shared_ptr<Group>& group);
   // Tells the peers, waits a moment until they have read everything, and forgets the group.
   // Returns what ranks disagree about, if no caller of this rank was told.
   std::string leave(const std::shared_ptr<Group>& group);

@@ -24,6 +24,13 @@ bool belongs(FrameType type, Lane lane) {
       return lane != Lane::kMessages;
     case FrameType::kAt:
     case FrameType::kPulled:
+    case FrameType::kArmed:
+    case FrameType::kCast:
+    case FrameType::kLacks:
+    case FrameType::kHave:
+    case FrameType::kWant:
+    case FrameType::kRepair:
+    case FrameType::kOver:
       return lane == Lane::kCollective;
     case FrameType::kMessage:
     case FrameType::kOffer:
@@ -69,6 +76,13 @@ Connection* Group::connection(uint32_t peer, Lane lane) {
     engine_.introductions().open(*this, peer, lane);
   }
   return state.connection.get();
+}
+
+void Group::spread_by(std::unique_ptr<Multicast> multicast, PacketRates rates) {
+  mover_ = std::make_unique<MulticastMover>(std::move(multicast), rates);
+  packet_watcher_ = std::make_unique<PacketWatcher>(*this, mover_->multicast());
+  engine_.poller().add(mover_->multicast().event_fd(), EPOLLIN, packet_watcher_.get());
+  collectives_.spread_by(*mover_);
 }
 
 void Group::introduce(std::vector<PeerAddress> addresses) {
@@ -265,6 +279,8 @@ void Group::lose(uint32_t peer, const std::string& reason) {
   if (peers_[peer].ending.empty()) peers_[peer].ending = reason;
   if (!failure_.empty() || left_) return;
   if (gone(peer, Lane::kTeams)) teams_.lose(peer);
+  if (gone(peer, Lane::kCollective)) collectives_.lose(peer);
+  if (!failure_.empty()) return;
   if (inquiry_ != nullptr) return;  // conclude() knows more
   const bool needed = (gone(peer, Lane::kCollective) && needs(peer, Lane::kCollective)) ||
                       (gone(peer, Lane::kMessages) && needs(peer, Lane::kMessages));
@@ -410,6 +426,10 @@ bool Group::closed() const {
 }
 
 void Group::close() {
+  if (packet_watcher_ != nullptr) {
+    engine_.poller().remove(mover_->multicast().event_fd());
+    engine_.poller().bury(std::move(packet_watcher_));
+  }
   for (Peer& peer : peers_) {
     for (LaneState& lane : peer.lanes) {
       if (lane.connection != nullptr) engine_.poller().bury(std::move(lane.connection));

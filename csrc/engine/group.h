@@ -19,6 +19,7 @@
 #include "engine/decisions.h"
 #include "engine/mailbox.h"
 #include "engine/operation.h"
+#include "engine/packets.h"
 #include "engine/teams.h"
 
 namespace paceline {
@@ -60,6 +61,9 @@ class Group final : public FrameHandler, public Owner, public std::enable_shared
   bool left() const { return left_; }
 
   void introduce(std::vector<PeerAddress> addresses);
+  // Packets reach all ranks: before the first operation, on all of them.
+  void spread_by(std::unique_ptr<Multicast> multicast, PacketRates rates);
+  Multicast* multicast() { return mover_ == nullptr ? nullptr : &mover_->multicast(); }
   // Where one peer is, if peers come and go. One that was lost can be reached again.
   void introduce(uint32_t peer, PeerAddress address);
 
@@ -188,6 +192,8 @@ class Group final : public FrameHandler, public Owner, public std::enable_shared
   Engine& engine_;
   Membership membership_;
   std::vector<Peer> peers_;
+  std::unique_ptr<MulticastMover> mover_;
+  std::unique_ptr<PacketWatcher> packet_watcher_;
   Collectives collectives_;
   Decisions decisions_;
   Mailbox mailbox_;

@@ -16,12 +16,16 @@ struct Touch {
   uint32_t peer;
   uint32_t wire;
   bool reduce;
+  int64_t spread;
 };
+
+// A transfer's number has so many bits for its spread (see spreads.h).
+constexpr uint32_t kMostSpreads = 1 << 24;
 
 }  // namespace
 
 Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest, std::string name,
-                 std::span<const Row> rows, bool in_order, bool in_turn)
+                 std::span<const Row> rows, bool in_order, bool in_turn, std::span<const SpreadRow> spreads)
     : rank_(rank),
       num_ranks_(num_ranks),
       num_chunks_(num_chunks),
@@ -42,7 +46,8 @@ Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_
     for (uint32_t chunk = row.chunk; chunk < row.chunk + row.count; ++chunk) {
       const uint32_t wire = row.write ? receives++ : sends++;
       const auto order = static_cast<uint32_t>(touches.size());
-      touches.push_back({chunk, row.step, row.write, order, row.peer, wire, row.reduce});
+      const int64_t spread = row.spread < 0 ? -1 : row.spread + (chunk - row.chunk);
+      touches.push_back({chunk, row.step, row.write, order, row.peer, wire, row.reduce, spread});
     }
   }
   std::sort(touches.begin(), touches.end(), [](const Touch& a, const Touch& b) {
@@ -52,6 +57,7 @@ Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_
   for (const auto& [peer, counts] : wires) {
     peers_.push_back({peer, std::vector<uint32_t>(counts.first), std::vector<uint32_t>(counts.second)});
   }
+  gather_spreads(spreads);
   accesses_.reserve(touches.size());
   for (size_t begin = 0; begin < touches.size();) {
     size_t end = begin;
@@ -71,6 +77,14 @@ Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_
       access.previous_write = last_write;
       access.first_read = static_cast<uint32_t>(last_write < 0 ? begin : static_cast<size_t>(last_write) + 1);
       access.ahead = touch.write && last_read_step == touch.step;
+      if (touch.spread >= 0) {
+        access.spread = touch.spread < kMostSpreads ? find_spread(static_cast<uint32_t>(touch.spread)) : -1;
+        if (access.spread < 0) throw std::invalid_argument("a row names a spread that is not described");
+        Spread& spread = spreads_[static_cast<size_t>(access.spread)];
+        spread.chunk = touch.chunk;
+        spread.step = touch.step;
+        spread.accesses.push_back(static_cast<uint32_t>(i));
+      }
       if (!touch.write) last_read_step = touch.step;
       if (touch.write) {
         last_write = static_cast<int32_t>(i);
@@ -89,6 +103,56 @@ Program::Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_
     }
     begin = end;
   }
+  chain_spreads();
+}
+
+void Program::gather_spreads(std::span<const SpreadRow> spreads) {
+  for (const SpreadRow& row : spreads) {
+    Spread& spread = spreads_.emplace_back();
+    spread.number = row.number;
+    spread.source = row.source;
+    spread.receivers = row.receivers;
+    std::sort(spread.receivers.begin(), spread.receivers.end());
+    const bool twice = std::adjacent_find(spread.receivers.begin(), spread.receivers.end()) != spread.receivers.end();
+    const bool known = spread.source < num_ranks_ && !spread.receivers.empty() && spread.receivers.back() < num_ranks_;
+    if (twice || !known || spread.number >= kMostSpreads) throw std::invalid_argument("a spread is out of range");
+  }
+  std::sort(spreads_.begin(), spreads_.end(), [](const Spread& a, const Spread& b) { return a.number < b.number; });
+}
+
+// Says which spread goes after which, and checks that the accesses are those that source and receivers need.
+void Program::chain_spreads() {
+  std::map<uint32_t, std::vector<uint32_t>> waves;  // by step
+  for (uint32_t i = 0; i < spreads_.size(); ++i) {
+    Spread& spread = spreads_[i];
+    const bool sends = spread.source == rank_;
+    std::sort(spread.accesses.begin(), spread.accesses.end(),
+              [this](uint32_t a, uint32_t b) { return accesses_[a].peer < accesses_[b].peer; });
+    bool fits = spread.accesses.size() == (sends ? spread.receivers.size() : 1);
+    for (size_t k = 0; fits && k < spread.accesses.size(); ++k) {
+      const Access& access = accesses_[spread.accesses[k]];
+      fits = access.write != sends && !access.reduce && !access.ahead && access.chunk == spread.chunk &&
+             access.peer == (sends ? spread.receivers[k] : spread.source);
+    }
+    const bool receives = std::binary_search(spread.receivers.begin(), spread.receivers.end(), rank_);
+    if (!fits || sends == receives) throw std::invalid_argument("the rows of a spread do not fit it");
+    waves[spread.step].push_back(i);
+  }
+  const std::vector<uint32_t>* before = nullptr;
+  for (const auto& [step, wave] : waves) {
+    for (size_t k = 0; k < wave.size(); ++k) {
+      Spread& spread = spreads_[wave[k]];
+      spread.width = static_cast<uint32_t>(wave.size());
+      if (before != nullptr) spread.after = static_cast<int32_t>((*before)[k % before->size()]);
+    }
+    before = &wave;
+  }
+}
+
+int32_t Program::find_spread(uint32_t number) const {
+  const auto found = std::lower_bound(spreads_.begin(), spreads_.end(), number,
+                                      [](const Spread& spread, uint32_t wanted) { return spread.number < wanted; });
+  return found != spreads_.end() && found->number == number ? static_cast<int32_t>(found - spreads_.begin()) : -1;
 }
 
 const Program::Peer* Program::find_peer(uint32_t rank) const {
@@ -102,6 +166,8 @@ std::shared_ptr<const Program> Program::among(std::span<const uint32_t> members)
   auto program = std::make_shared<Program>(*this);
   program->rank_ = members[rank_];
   for (Access& access : program->accesses_) access.peer = members[access.peer];
+  for (Access& access : program->accesses_) access.spread = -1;  // not all of the group's ranks would hear them
+  program->spreads_.clear();
   for (Peer& peer : program->peers_) peer.rank = members[peer.rank];
   std::sort(program->peers_.begin(), program->peers_.end(),
             [](const Peer& a, const Peer& b) { return a.rank < b.rank; });

@@ -31,6 +31,7 @@ struct Access {
   int32_t previous_write = -1;  // in the same timeline
   uint32_t first_read = 0;      // of a write: accesses [first_read, itself) are the reads it waits for
   uint32_t end = 0;             // accesses (itself, end) of the timeline wait for this one
+  int32_t spread = -1;          // which of the program's spreads it belongs to
 };
 
 // One row of the schedule that this rank takes part in, in the schedule's order.
@@ -41,13 +42,37 @@ struct Row {
   uint32_t count = 0;
   bool write = false;
   bool reduce = false;
+  int64_t spread = -1;  // of a transfer that may go to many at once: the number of its first chunk's spread
+};
+
+// A chunk that goes from one rank to many others, as one of them sees it. It may be sent to all at once, or to each
+// alone: the accesses of sender and receivers are there in any case.
+struct Spread {
+  uint32_t number = 0;  // the same on all ranks that take part
+  uint32_t source = 0;
+  std::vector<uint32_t> receivers;  // ascending
+  uint32_t chunk = 0;
+  uint32_t step = 0;
+  // How many ranks send at once, and which spread (an index) this rank must know to be sent before it sends this one:
+  // the spreads of a step follow those of the step before one by one, so that no receiver hears too many at once.
+  uint32_t width = 1;
+  int32_t after = -1;
+  std::vector<uint32_t> accesses;  // on the source its reads, in the order of receivers; on a receiver its write
+};
+
+// The receivers of a row's spreads, and their source: rows name one peer only.
+struct SpreadRow {
+  uint32_t number = 0;
+  uint32_t source = 0;
+  std::vector<uint32_t> receivers;
 };
 
 class Program {
  public:
   // Throws std::invalid_argument when rows are out of range. `name` says which algorithm it is, for people.
   Program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest, std::string name,
-          std::span<const Row> rows, bool in_order = false, bool in_turn = false);
+          std::span<const Row> rows, bool in_order = false, bool in_turn = false,
+          std::span<const SpreadRow> spreads = {});
 
   uint32_t rank() const { return rank_; }
   uint32_t num_ranks() const { return num_ranks_; }
@@ -62,6 +87,10 @@ class Program {
   bool in_turn() const { return in_turn_; }
 
   const std::vector<Access>& accesses() const { return accesses_; }
+  // Those that this rank takes part in, by number.
+  const std::vector<Spread>& spreads() const { return spreads_; }
+  // The index of a spread, or -1.
+  int32_t find_spread(uint32_t number) const;
 
   struct Peer {
     uint32_t rank = 0;
@@ -77,6 +106,9 @@ class Program {
   const std::vector<bool>& written() const { return written_; }
 
  private:
+  void gather_spreads(std::span<const SpreadRow> spreads);
+  void chain_spreads();
+
   uint32_t rank_, num_ranks_, num_chunks_;
   uint64_t digest_;
   std::string name_;
@@ -84,6 +116,7 @@ class Program {
   std::vector<Access> accesses_;
   std::vector<Peer> peers_;
   std::vector<bool> written_;
+  std::vector<Spread> spreads_;
 };
 
 }  // namespace paceline

@@ -30,6 +30,10 @@ void Collectives::offer(const std::shared_ptr<Operation>& operation, uint32_t in
   Operation::Progress& progress = operation->progress[index];
   const uint64_t ready = limit(*operation, index);
   const uint64_t bytes = operation->places[access.chunk].bytes;
+  if (by_packets(*operation, index)) {
+    if (ready == bytes) spreads_->ready(operation->seq, index);
+    return carry_out();
+  }
   if (progress.queued || ready == progress.moved) return;
   if (!in_round(*operation, access.step)) {
     operation->held.insert({access.step, index});
@@ -70,6 +74,7 @@ void Collectives::on_received(const std::shared_ptr<Operation>& operation, uint3
 // stream could stop at them while the peer waits for what is behind. Behind may also be that we have read what it
 // lends.
 void Collectives::on_room(Connection& connection) {
+  hand_over_repairs(connection);
   const auto found = outgoing_.find(connection.peer());
   if (found == outgoing_.end()) return;
   Outgoing& outgoing = found->second;
@@ -199,6 +204,10 @@ Clock::time_point Collectives::tick(Clock::time_point now) {
 }
 
 void Collectives::on_sent(Connection& connection, const OutFrame& frame) {
+  if (frame.header.type == FrameType::kRepair) {
+    spreads_->on_repaired(connection.peer(), frame.header.seq, frame.header.length);
+    return carry_out();
+  }
   const bool lent = frame.header.type == FrameType::kAt;
   if (frame.header.type != FrameType::kData && !lent) return;
   const std::shared_ptr<Operation> operation = find(frame.header.seq);  // held: this may be its last byte

@@ -62,7 +62,7 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   ByteReader reader(bytes.data());
   if (reader.get<uint16_t>() != kMagic) return false;
   const auto type = reader.get<uint8_t>();
-  if (type < static_cast<uint8_t>(FrameType::kData) || type > static_cast<uint8_t>(FrameType::kGivenUp)) return false;
+  if (type < static_cast<uint8_t>(FrameType::kData) || type > static_cast<uint8_t>(FrameType::kOver)) return false;
   const auto shared = reader.get<uint8_t>();
   if (shared > 1) return false;
   header->shared = shared == 1;
@@ -81,8 +81,12 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   header->call.schedule = reader.get<uint64_t>();
   const bool says_why = header->type == FrameType::kError || header->type == FrameType::kGivenUp;
   if (says_why && header->length > kMaxErrorBytes) return false;
-  const bool bulk = header->type == FrameType::kData || header->type == FrameType::kMessage;
+  const bool bulk = header->type == FrameType::kData || header->type == FrameType::kMessage ||
+                    header->type == FrameType::kRepair;
+  const bool lists = header->type == FrameType::kLacks || header->type == FrameType::kWant;
+  if (lists && (header->length > kMostRanges * kRangeBytes || header->length % kRangeBytes != 0)) return false;
   if (bulk && header->length > kMaxPayloadBytes) return false;
+  if (is_of_spread(header->type) && !bulk && !lists && header->length > 0) return false;
   if (header->shared && (!bulk || header->length == 0)) return false;
   if (header->type == FrameType::kDecided && header->length > kMaxChoiceBytes) return false;
   // No sum of offset and length may wrap around.

@@ -19,6 +19,18 @@
 //   arrived   any -> coordinator            none          the sender has called `seq`, its decision number `offset`
 //   decided   coordinator -> all            the choice    decisions number `offset` to `seq` are this choice
 //
+// Of a transfer that goes to many at once by multicast (engine/spreads.h), `id` is the number of its spread in the
+// schedule, `total` its bytes, and ranges are pairs of numbers, offset and bytes:
+//
+//   armed     receiver -> sender            none          packets of this transfer are placed from now on
+//   cast      sender -> receivers           none          all its packets have been sent, for the `offset`-th time
+//   lacks     receiver -> sender            ranges        what is missing after the `offset`-th time: send it to all
+//                                                         again; no ranges: this receiver gets the rest by `want`
+//   have      receiver -> sender            none          all bytes are there
+//   want      receiver -> receiver, sender  ranges        send these by this connection
+//   repair    answer to want                the bytes     [offset, offset+length)
+//   over      answer to want                none          this receiver's part has ended: ask the sender
+//
 // No frame has more than kMaxPayloadBytes of payload, so whatever is urgent waits for one such slice at most.
 //
 // On one host payload may be `shared`: then it does not follow, but lies in the sender's ring (transport/rings.h).
@@ -66,7 +78,16 @@ enum class FrameType : uint8_t {
   kAt = 17,
   kPulled = 18,
   kGivenUp = 19,
+  kArmed = 20,
+  kCast = 21,
+  kLacks = 22,
+  kHave = 23,
+  kWant = 24,
+  kRepair = 25,
+  kOver = 26,
 };
+
+constexpr bool is_of_spread(FrameType type) { return type >= FrameType::kArmed && type <= FrameType::kOver; }
 
 // The collectives by number; the names and their meaning are those of paceline.ir.collective.Kind.
 enum class Kind : uint8_t {
@@ -113,7 +134,8 @@ struct FrameHeader {
   uint64_t streamed_bytes() const {
     if (type == FrameType::kAt) return sizeof(uint64_t);
     const bool carries = type == FrameType::kData || type == FrameType::kMessage || type == FrameType::kError ||
-                         type == FrameType::kDecided || type == FrameType::kGivenUp;
+                         type == FrameType::kDecided || type == FrameType::kGivenUp || type == FrameType::kLacks ||
+                         type == FrameType::kWant || type == FrameType::kRepair;
     return carries && !shared ? length : 0;
   }
 };
@@ -122,6 +144,8 @@ constexpr size_t kFrameHeaderBytes = 64;
 constexpr uint64_t kMaxPayloadBytes = 128 << 10;
 constexpr uint64_t kMaxErrorBytes = 1 << 16;
 constexpr uint64_t kMaxChoiceBytes = 1 << 12;
+constexpr uint64_t kRangeBytes = 16;
+constexpr uint64_t kMostRanges = 4096;  // of one frame
 
 void encode(const FrameHeader& header, std::span<uint8_t, kFrameHeaderBytes> out);
 

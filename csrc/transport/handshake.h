@@ -23,7 +23,7 @@
 
 namespace paceline {
 
-constexpr uint16_t kProtocolVersion = 5;
+constexpr uint16_t kProtocolVersion = 6;
 
 using GroupId = std::array<uint8_t, 16>;
 using Secret = std::array<uint8_t, 32>;

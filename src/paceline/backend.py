@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import hmac
+import logging
 import math
 import os
 import socket
 import threading
-from collections.abc import KeysView, Sequence
+from collections.abc import Callable, KeysView, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,21 @@ from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline._c10d import Backend, Engine
+    from paceline.ir.cluster import Cluster
     from paceline.observe.arrivals import Arrival
     from paceline.observe.links import Exchange, KnownLinks
     from paceline.planner import Planner
 
+    TryMulticast = Callable[[str, int, int, int, int], str]
+
+_log = logging.getLogger("paceline")
+
 _engines: dict[tuple[str, bool, bool, int, str, int], Engine] = {}
 _known_links: dict[str, KnownLinks] = {}  # by the interface that groups were told to use
 _lock = threading.Lock()
+
+_SHARE_OF_PACKETS = 0.97
+"""Of a link's rate: the rest is for what ranks tell each other."""
 
 _ID_BYTES, _SECRET_BYTES, _EPOCH_BYTES = 16, 32, 8
 """What the members of a group share (csrc/c10d/rendezvous.h)."""
@@ -186,7 +195,13 @@ def _master(store: Any) -> str:
 
 
 def _planner(
-    config: Config, rank: int, store: Any, hosts: Sequence[str], published: str, exchange: Exchange
+    config: Config,
+    rank: int,
+    store: Any,
+    hosts: Sequence[str],
+    published: str,
+    exchange: Exchange,
+    try_multicast: TryMulticast,
 ) -> Planner:
     """Makes what turns requests of the backend into programs of this rank.
 
@@ -206,18 +221,64 @@ def _planner(
         config = config.following(shared)
     rate_bytes_per_s: float | Sequence[float] | None = config.rate_bytes_per_s
     latency_s = config.latency_s
+    down_bytes_per_s: Sequence[float] = ()
     given = rate_bytes_per_s is not None and latency_s is not None
+    wants_multicast = _wants_multicast(config, hosts)
     if len(set(hosts)) > 1 and not given and not config.deterministic:
-        links = KnownLinks.decode(links_of_rank_0).of(hosts) or measure(rank, hosts, exchange, store)
+        down = wants_multicast and rate_bytes_per_s is None
+        known = KnownLinks.decode(links_of_rank_0).of(hosts, down=down)
+        links = known or measure(rank, hosts, exchange, store, down=down)
         _known(config).learn(hosts, links)
-        rate_bytes_per_s = links.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
+        if rate_bytes_per_s is None:
+            rate_bytes_per_s, down_bytes_per_s = links.rate_bytes_per_s, links.down_bytes_per_s
         latency_s = links.latency_s if latency_s is None else latency_s
-    return Planner(config, rank, cluster_of(hosts, rate_bytes_per_s=rate_bytes_per_s, latency_s=latency_s))
+    cluster = cluster_of(
+        hosts, rate_bytes_per_s=rate_bytes_per_s, down_bytes_per_s=down_bytes_per_s, latency_s=latency_s
+    )
+    multicast = wants_multicast and _has_multicast(config, rank, cluster, try_multicast)
+    return Planner(config, rank, cluster, multicast=multicast)
+
+
+def _wants_multicast(config: Config, hosts: Sequence[str]) -> bool:
+    """Whether it is to be tried. It is asked of settings that are the same on all ranks."""
+    from paceline.algorithms import ALGORITHMS
+
+    if config.multicast == "auto":
+        asked_for = any(
+            entry.multicast
+            for name in config.algorithms.values()
+            if (entry := ALGORITHMS.get(name.partition("/")[0])) is not None
+        )
+        return asked_for and len(set(hosts)) > 1
+    return config.multicast == "on" and len(hosts) > 1
+
+
+def _has_multicast(config: Config, rank: int, cluster: Cluster, try_multicast: TryMulticast) -> bool:
+    """Try it, at a rate that every host can receive; rank 0 says why it cannot be had.
+
+    What was measured is what TCP moved, so its headers come on top; some is left for frames beside the packets.
+    """
+    up_bytes_per_s = cluster.hosts[cluster.host_of[rank]].up_bytes_per_s
+    down_bytes_per_s = min(host.down_bytes_per_s for host in cluster.hosts)
+    wire = 1.0 if config.rate_bytes_per_s is not None else cluster.wire_factor
+    rates = [int(rate * wire * _SHARE_OF_PACKETS) for rate in (up_bytes_per_s, down_bytes_per_s)]
+    why_not = try_multicast(config.multicast_address, *config.multicast_ports, *rates)
+    if why_not and rank == 0:
+        _log.warning("multicast cannot be used, and each transfer goes to one rank: %s", why_not)
+    return not why_not
 
 
 def chosen_algorithms(group: Any = None) -> list[str]:
     """Which algorithm runs each kind of collective a process group has used so far, one line each."""
     return of_group(group).chosen()
+
+
+def multicast_counters(group: Any = None) -> dict[str, int] | None:
+    """What this rank sent and received by multicast in a process group, and what had to be sent again.
+
+    None where packets do not reach all its ranks, or were not wanted (PACELINE_MULTICAST).
+    """
+    return of_group(group).multicast_counters()
 
 
 def failure(group: Any = None) -> str:

@@ -27,6 +27,14 @@ PACELINE_HOST_TIMEOUT   how long another host may leave packets unanswered befor
                         or swapped out is not affected: its kernel still answers
 PACELINE_CONGESTION     TCP's congestion control between hosts, like ``bbr``, which keeps queues in switches  the
                         short, so that small collectives need not wait behind large ones                      system's
+PACELINE_MULTICAST      ``auto``: between hosts, where an algorithm with multicasts is asked for or may pay,  auto
+                        it is tried whether packets reach all ranks of a group; ``on``: in every group, also
+                        on one host; ``off``: never. Rank 0's holds for all ranks, as for the next two
+PACELINE_MULTICAST_ADDRESS  where packets of all groups go, like ``239.193.1.2`` or ``ff15::1:2``             the
+                                                                                                              group's
+                                                                                                              own
+PACELINE_MULTICAST_PORTS  to which UDP ports, like ``47000-47999``: each group takes one of them              47000-
+                                                                                                              47999
 PACELINE_SECRET_FILE    the file with the secret of a decentralised job, which its workers and ``paceline     none
                         generator`` share; only its owner may be able to read it
 PACELINE_LOG            what the core says on standard error: debug, info, warning, error or off              warning
@@ -36,6 +44,7 @@ PACELINE_LOG            what the core says on standard error: debug, info, warni
 from __future__ import annotations
 
 import functools
+import ipaddress
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -75,6 +84,9 @@ class Shared(NamedTuple):
     deterministic: bool = False
     rate_bytes_per_s: float | None = None
     latency_s: float | None = None
+    multicast: str = "auto"
+    multicast_address: str = ""
+    multicast_ports: tuple[int, int] = (47000, 47999)
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,9 @@ class Config:
     deterministic: bool = False
     in_turn: bool = False
     secret_file: Path | None = None
+    multicast: str = "auto"
+    multicast_address: str = ""
+    multicast_ports: tuple[int, int] = (47000, 47999)
 
     def told(self, options: object) -> Config:
         """These settings, and what somebody has said in code for one group."""
@@ -108,7 +123,7 @@ class Config:
     @property
     def shared(self) -> Shared:
         """The part of these settings that counts for all ranks, if this rank is rank 0."""
-        return Shared(self.deterministic, self.rate_bytes_per_s, self.latency_s)
+        return Shared(**{name: getattr(self, name) for name in Shared._fields})
 
     def following(self, of_rank_0: Shared) -> Config:
         """These settings with rank 0's in the place of this rank's own; logs a warning where they differ."""
@@ -132,6 +147,9 @@ class Config:
         deterministic = env.get("PACELINE_DETERMINISTIC") or "0"
         if deterministic not in ("0", "1"):
             raise UsageError(f"PACELINE_DETERMINISTIC is 0 or 1, not {deterministic!r}")
+        multicast = env.get("PACELINE_MULTICAST") or "auto"
+        if multicast not in ("auto", "on", "off"):
+            raise UsageError(f"PACELINE_MULTICAST is auto, on or off, not {multicast!r}")
         host_timeout_s = _read(env, "PACELINE_HOST_TIMEOUT", parse_duration)
         return cls(
             algorithms=_read(env, "PACELINE_ALGORITHM", _parse_algorithms) or {},
@@ -146,13 +164,16 @@ class Config:
             late=_read(env, "PACELINE_LATE", _parse_late) or "auto",
             deterministic=deterministic == "1",
             secret_file=_read(env, "PACELINE_SECRET_FILE", Path),
+            multicast=multicast,
+            multicast_address=_read(env, "PACELINE_MULTICAST_ADDRESS", _parse_multicast_address) or "",
+            multicast_ports=_read(env, "PACELINE_MULTICAST_PORTS", _parse_ports) or cls.multicast_ports,
         )
 
 
 @functools.lru_cache  # each group would say the same
 def _warn_of_difference(own: Shared, of_rank_0: Shared) -> None:
     _log.warning(
-        "PACELINE_DETERMINISTIC, PACELINE_RATE or PACELINE_LATENCY differ between ranks; all take those of rank 0: "
+        "PACELINE_DETERMINISTIC, _RATE, _LATENCY or _MULTICAST differ between ranks; all take those of rank 0: "
         "%s, where this rank has %s. Set them alike on all ranks",
         _spelled(of_rank_0),
         _spelled(own),
@@ -162,7 +183,9 @@ def _warn_of_difference(own: Shared, of_rank_0: Shared) -> None:
 def _spelled(shared: Shared) -> str:
     rate = "not set" if shared.rate_bytes_per_s is None else f"{shared.rate_bytes_per_s:g} B/s"
     latency = "not set" if shared.latency_s is None else f"{shared.latency_s:g} s"
-    return f"deterministic {int(shared.deterministic)}, rate {rate}, latency {latency}"
+    first, last = shared.multicast_ports
+    multicast = f"multicast {shared.multicast} at {shared.multicast_address or 'own addresses'}, ports {first}-{last}"
+    return f"deterministic {int(shared.deterministic)}, rate {rate}, latency {latency}, {multicast}"
 
 
 def variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -179,6 +202,25 @@ def _read(env: Mapping[str, str], name: str, parse: Callable[[str], _T]) -> _T |
         return parse(env[name])
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def _parse_multicast_address(text: str) -> str:
+    try:
+        address = ipaddress.ip_address(text.strip())
+    except ValueError:
+        address = None
+    if address is None or not address.is_multicast:
+        raise UsageError(f"a multicast address is one like 239.193.1.2 or ff15::1:2, not {text!r}")
+    return str(address)
+
+
+def _parse_ports(text: str) -> tuple[int, int]:
+    """``47000-47999``, or one port."""
+    first, dash, last = (part.strip() for part in text.partition("-"))
+    ends = [first, last] if dash else [first, first]
+    if not all(end.isdecimal() and 0 < int(end) < 1 << 16 for end in ends) or int(ends[0]) > int(ends[1]):
+        raise UsageError(f"ports are written FIRST-LAST, from 1 to 65535, not {text!r}")
+    return int(ends[0]), int(ends[1])
 
 
 def _parse_late(text: str) -> str:

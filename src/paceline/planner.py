@@ -27,12 +27,15 @@ _ALIKE = 1.5
 
 
 class Planner:
-    """The planner of one group on one rank. All ranks have the same cluster and settings, so all plan the same."""
+    """The planner of one group on one rank. All ranks have the same cluster and settings, so all plan the same.
 
-    def __init__(self, config: Config, rank: int, cluster: Cluster) -> None:
+    ``multicast`` says that a packet can reach all members at once. Where it cannot, no algorithm with multicasts runs.
+    """
+
+    def __init__(self, config: Config, rank: int, cluster: Cluster, *, multicast: bool = False) -> None:
         self._config = config
         self._rank = rank
-        self._cluster = cluster
+        self._cluster = replace(cluster, multicast=multicast)
         self._roughly = _roughly(cluster)
         self._always = "" if config.late in ("auto", "off") else stragglers.within(config.late, cluster.num_ranks)
         asked_for = Kind.ALL_REDUCE in config.algorithms or None in config.algorithms
@@ -88,7 +91,10 @@ class PartialPlanner:
 
 
 def _roughly(cluster: Cluster) -> Cluster:
-    """Hosts whose links were measured to differ by little are alike: then most teams have the same plan."""
+    """Hosts whose links were measured to differ by little are alike: then most teams have the same plan.
+
+    A team has no multicast: packets would reach all of its group.
+    """
 
     def steps(rate: float) -> float:
         return _ALIKE ** round(math.log(rate, _ALIKE))
@@ -97,7 +103,7 @@ def _roughly(cluster: Cluster) -> Cluster:
         replace(host, up_bytes_per_s=steps(host.up_bytes_per_s), down_bytes_per_s=steps(host.down_bytes_per_s))
         for host in cluster.hosts
     ]
-    return replace(cluster, hosts=tuple(hosts))
+    return replace(cluster, hosts=tuple(hosts), multicast=False)
 
 
 def _title(plan: Plan) -> str:

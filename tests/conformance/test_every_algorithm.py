@@ -21,8 +21,6 @@ TRANSPORTS = ("auto", "tcp")
 SIZES = (0, 1, 5, 2051, 40_003, 600_001)
 """Elements: none, fewer than ranks, in one frame, around what is pulled instead of sent, and many slices."""
 
-NEEDS_MULTICAST = {"multicast"}
-
 
 def run(kind: Kind, me: Member, root: int, size: int, group: dist.ProcessGroup, name: str) -> None:
     """One collective, checked."""
@@ -65,7 +63,7 @@ def run(kind: Kind, me: Member, root: int, size: int, group: dist.ProcessGroup, 
 
 def every_algorithm(me: Member) -> None:
     for name in ALGORITHMS:
-        if name not in NEEDS_MULTICAST:
+        if not ALGORITHMS[name].multicast:
             collectives(me, name)
 
 

@@ -21,8 +21,19 @@ std::shared_ptr<const Program> Schedule::program(uint32_t rank, uint32_t num_ran
       rows.push_back({transfer.step, transfer.from, transfer.chunk, transfer.count, true, transfer.reduce});
     }
   }
+  std::vector<SpreadRow> described;
+  for (uint32_t number = 0; number < spreads.size(); ++number) {
+    const auto& [step, from, chunk] = spreads[number];
+    described.push_back({number, from, {}});
+    for (uint32_t to = 0; to < num_ranks; ++to) {
+      if (to == from) continue;
+      described.back().receivers.push_back(to);
+      if (from == rank) rows.push_back({step, to, chunk, 1, false, false, number});
+      if (to == rank) rows.push_back({step, from, chunk, 1, true, false, number});
+    }
+  }
   return std::make_shared<Program>(rank, num_ranks, num_chunks, std::hash<std::string>{}(name), name, rows, in_order,
-                                   in_turn);
+                                   in_turn, described);
 }
 
 Schedule swap_all_reduce() { return {"swap", 1, {{0, 0, 1, 0, 1, true}, {0, 1, 0, 0, 1, true}}}; }
@@ -65,6 +76,25 @@ Schedule chain_broadcast(uint32_t n, uint32_t num_chunks) {
       schedule.transfers.push_back({rank + chunk, rank, rank + 1, chunk, 1, false});
     }
   }
+  return schedule;
+}
+
+Schedule multicast_broadcast(uint32_t num_chunks) {
+  Schedule schedule{"multicast broadcast", num_chunks, {}};
+  for (uint32_t chunk = 0; chunk < num_chunks; ++chunk) schedule.spreads.push_back({chunk, 0, chunk});
+  return schedule;
+}
+
+Schedule multicast_all_gather(uint32_t n, uint32_t chains) {
+  Schedule schedule{"multicast all-gather", n, {}};
+  for (uint32_t rank = 0; rank < n; ++rank) schedule.spreads.push_back({rank / chains, rank, rank});
+  return schedule;
+}
+
+Schedule multicast_behind_chain(uint32_t n) {
+  Schedule schedule = chain_broadcast(n, 1);
+  schedule.name = "multicast behind chain";
+  schedule.spreads.push_back({n, n - 1, 0});
   return schedule;
 }
 
@@ -123,6 +153,23 @@ size_t Ranks::add_group() {
   }
   for (uint32_t rank = 0; rank < size(); ++rank) engines_[rank]->introduce(groups_.back()[rank], addresses);
   return groups_.size() - 1;
+}
+
+void Ranks::spread_by_multicast(size_t group, const Filter& filter, PacketRates rates) {
+  static std::atomic<uint16_t> port{42000};
+  MulticastSettings settings;
+  settings.group = "239.192.7.1";
+  settings.port = port++;
+  settings.interface_address = "127.0.0.1";
+  settings.num_ranks = size();
+  settings.group_id = groups_[group][0]->membership().id;
+  settings.secret = groups_[group][0]->membership().secret;
+  settings.others_on_host = true;
+  for (uint32_t rank = 0; rank < size(); ++rank) {
+    settings.rank = rank;
+    if (filter) settings.receive_filter = [filter, rank](auto packet) { return filter(rank, packet); };
+    engines_[rank]->spread_by(groups_[group][rank], Multicast::create(settings), rates);
+  }
 }
 
 Pending Ranks::post(uint32_t rank, const std::shared_ptr<Operation>& operation, size_t group, bool later) {
@@ -197,8 +244,10 @@ Job::Job(const Schedule& schedule, Kind kind, uint32_t num_ranks, uint64_t count
     programs_.push_back(schedule.program(rank, num_ranks));
     std::vector<int32_t>& buffer = buffers_.emplace_back(count);
     for (int32_t& value : buffer) value = static_cast<int32_t>(random() % 1000);
-    for (uint64_t i = 0; i < count; ++i) {
-      if (kind == Kind::kAllReduce || rank == 0) expected_[i] += buffer[i];
+    const uint64_t first = kind == Kind::kAllGather ? count * rank / num_ranks : 0;
+    const uint64_t end = kind == Kind::kAllGather ? count * (rank + 1) / num_ranks : count;
+    for (uint64_t i = first; i < end; ++i) {
+      if (kind != Kind::kBroadcast || rank == 0) expected_[i] += buffer[i];
     }
   }
 }

@@ -3,9 +3,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,12 +35,18 @@ struct Transfer {
   bool reduce;
 };
 
+// One chunk from one rank to all others at once.
+struct SpreadTransfer {
+  uint32_t step, from, chunk;
+};
+
 struct Schedule {
   std::string name;
   uint32_t num_chunks = 1;
   std::vector<Transfer> transfers;
   bool in_order = false;
   bool in_turn = false;
+  std::vector<SpreadTransfer> spreads = {};
 
   std::shared_ptr<const Program> program(uint32_t rank, uint32_t num_ranks) const;
 };
@@ -48,6 +56,10 @@ Schedule swap_in_rounds(uint32_t num_chunks);                       // the same,
 Schedule ring_all_reduce(uint32_t num_ranks);                       // 2 (n - 1) steps, n chunks
 Schedule direct_all_reduce(uint32_t num_ranks);                     // one step: all to all, all add
 Schedule chain_broadcast(uint32_t num_ranks, uint32_t num_chunks);  // from rank 0 down the line
+Schedule multicast_broadcast(uint32_t num_chunks);                  // from rank 0 to all at once, a chunk a step
+Schedule multicast_all_gather(uint32_t num_ranks, uint32_t chains);  // each rank to all, `chains` of them at a time
+// First down a line, rank by rank, and then from its end to all at once: writes that follow reads.
+Schedule multicast_behind_chain(uint32_t num_ranks);
 
 // How a buffer is cut into chunks; one without elements has a byte that nobody reads, as the backend has it.
 std::vector<Place> cut(uint8_t* data, uint64_t count, uint64_t element_bytes, uint32_t num_chunks, uint8_t* nothing);
@@ -65,6 +77,11 @@ class Ranks {
   uint32_t size() const { return static_cast<uint32_t>(engines_.size()); }
   // A new group of all ranks; returns its number.
   size_t add_group();
+
+  // From now on the group's spreads go by multicast on loopback. A packet for which the filter says no is lost on its
+  // way to this rank.
+  using Filter = std::function<bool(uint32_t rank, std::span<const uint8_t> packet)>;
+  void spread_by_multicast(size_t group = 0, const Filter& filter = {}, PacketRates rates = {400'000'000, 400'000'000});
 
   Engine& engine(uint32_t rank) { return *engines_[rank]; }
   const std::shared_ptr<Group>& group(uint32_t rank, size_t number = 0) { return groups_[number][rank]; }
@@ -91,7 +108,7 @@ class Ranks {
 // A membership of a group with a number of its own, without addresses.
 Membership membership(uint32_t rank, uint32_t size);
 
-// An all-reduce or broadcast of int32 that checks itself: every rank's buffer, what was in it, what must be.
+// An all-reduce, broadcast or all-gather of int32 that checks itself: every rank's buffer, what was in it, what must be.
 class Job {
  public:
   Job(const Schedule& schedule, Kind kind, uint32_t num_ranks, uint64_t count, uint32_t seed);

@@ -15,6 +15,17 @@ Victim::Victim(bool shm) : engine_({"lo", shm, true}), shm_(shm), member_(member
 
 Victim::~Victim() { engine_.leave(group_); }
 
+void Victim::spread_by_multicast() {
+  MulticastSettings settings;
+  settings.group = "239.192.7.2";
+  settings.port = 41999;
+  settings.interface_address = "127.0.0.1";
+  settings.num_ranks = 2;
+  settings.group_id = member_.id;
+  settings.secret = member_.secret;
+  engine_.spread_by(group_, Multicast::create(settings), {10'000'000, 10'000'000});
+}
+
 Impostor Victim::impostor(Lane lane) {
   Impostor impostor(engine_, shm_);
   Membership other = member_;

@@ -16,6 +16,8 @@ class Victim {
   explicit Victim(bool shm = false);
   ~Victim();
 
+  // Its group has multicast from now on.
+  void spread_by_multicast();
   // Rank 1, introduced.
   Impostor impostor(Lane lane);
 

@@ -18,9 +18,7 @@ from paceline.ir.collective import Collective, Kind
 from ranks import Member, Ranks, run_ranks
 
 NAMES = [
-    entry.name
-    for entry in ALGORITHMS.values()
-    if entry.serves(Collective(Kind.ALL_REDUCE, 5)) and "chains" not in entry.parameters
+    entry.name for entry in ALGORITHMS.values() if entry.serves(Collective(Kind.ALL_REDUCE, 5)) and not entry.multicast
 ]
 LATE: list[Late] = [None, 1, [0, 2], {2: 0.05}, {0: 0.01, 1: 0.02}]
 

@@ -213,6 +213,25 @@ def test_in_the_lab_there_is_a_limit(tmp_path: Path) -> None:
     (row,) = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert row["limit_s"] == pytest.approx(1e6 * 1514 / 1448 / 125e6)
     assert row["wrong"] == 0
+    assert sum(row["sent_bytes"]) == pytest.approx(sum(row["received_bytes"]), rel=0.02)
+    assert len(row["sent_bytes"]) == 4
+    assert min(row["received_bytes"][1:]) > 1e6 * 1500 / 1460, "every rank but the root receives the megabyte"
+
+
+@needs_torch
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+def test_algorithms_beside_each_other_and_another_collective_at_the_same_time(tmp_path: Path) -> None:
+    effort = ["--iterations", "2", "--rounds", "2", "--json", "a.json"]
+    question = ["--sizes", "1MB", "--algorithm", "ring,direct", "--beside", "reducescatter", "--loss", "0.5%"]
+    done = _bench("allgather", "--lab", "lan4", *question, *effort, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert [row["contender"] for row in found["rows"]] == ["ring", "direct", "gloo"]
+    assert [row["wrong"] for row in found["rows"]] == [0, 0, 0]
+    assert (found["subject"], found["beside"], found["loss"]) == ("ring", "reducescatter", 0.005)
+    for row in found["rows"]:
+        assert min(row["sent_bytes"]) > 2 * 3 / 4 * 1e6, "each host sends three quarters for either"
+    assert "allgather beside reducescatter on a group of its own" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -229,6 +248,12 @@ def test_in_the_lab_there_is_a_limit(tmp_path: Path) -> None:
         (["--sleep", "20ms", "--compute", "20ms"], "either --sleep or --compute"),
         (["--sleep", "20ms", "--late", "1:1s"], "leave --sleep and --compute out"),
         (["--sleep", "1min"], "--sleep is more than 0 and at most 10 s"),
+        (["--beside", "barrier"], "--beside is one of allgather, allreduce, alltoall, broadcast, reducescatter"),
+        (["--beside", "allgather", "--peers", "openmpi"], "openmpi runs one collective at a time here"),
+        (["--loss", "1%"], "--loss is of packets between the lab's hosts: give --lab, too"),
+        (["--loss", "2", "--lab", "lan4"], "--loss is a share from 0 to less than 100%"),
+        (["--late", "1:1s", "--algorithm", "ring,direct"], "--late and --late-sweep take one --algorithm"),
+        (["--algorithm", "ring,ring"], "each contender is measured once, but they are ring, ring"),
     ],
 )
 def test_bad_arguments_are_sentences(arguments: list[str], sentence: str, tmp_path: Path) -> None:

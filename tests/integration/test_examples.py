@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from paceline.lab import unavailable
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,6 +37,25 @@ def test_ddp(tmp_path: Path) -> None:
     assert "paceline, 2 ranks: " in out
     assert "accuracy 1.00" in out
     assert "algorithms: allreduce" in out
+
+
+def test_fsdp(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    options = ("--width", "64", "--depth", "2", "--steps", "60")
+    out = _run(*launcher, str(ROOT / "examples" / "fsdp_multicast.py"), *options, cwd=tmp_path)
+    assert "paceline, 2 ranks, 0.4 MB of weights: " in out
+    first, last = map(float, re.findall(r"loss: ([0-9.]+) at first, ([0-9.]+) in the last", out)[0])
+    assert last < first / 2
+    assert "allgather" in out
+
+
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+def test_fsdp_between_hosts(tmp_path: Path) -> None:
+    lab = ("-c", "from paceline.cli.main import run; run()", "lab", "--scenario", "uplink8", "--timeout", "100s", "--")
+    options = ("--width", "32", "--depth", "1", "--steps", "2")
+    out = _run(*lab, sys.executable, str(ROOT / "examples" / "fsdp_multicast.py"), *options, cwd=tmp_path)
+    assert "[0] paceline, 8 ranks, 0.1 MB of weights: " in out
+    assert "allgather" in out
 
 
 def test_dear_beside_ddp(tmp_path: Path) -> None:

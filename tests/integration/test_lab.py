@@ -146,6 +146,65 @@ def test_ipv6_names_and_multicast_work(lab: Lab) -> None:
         assert listener.communicate(timeout=10)[0] == "all fd00:198:18::1\n"
 
 
+COUNT_PARTS = """
+import socket, struct
+listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+listener.bind(("239.192.7.7", 7001))
+request = socket.inet_aton("239.192.7.7") + socket.inet_aton("0.0.0.0")
+listener.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
+print("ready", flush=True)
+listener.settimeout(2.0)
+parts = []
+while True:
+    try:
+        parts.append(struct.unpack("<II", listener.recv(2000)[:8]))
+    except TimeoutError:
+        break
+print(*(f"{packet}:{part}" for packet, part in parts))
+"""
+SEND_LARGE = """
+import socket, struct, time
+UDP_SEGMENT = 103
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.setsockopt(socket.SOL_UDP, UDP_SEGMENT, 1200)
+for packet in range(100):
+    parts = b"".join(struct.pack("<II", packet, part).ljust(1200, b".") for part in range(20))
+    sender.sendto(parts, ("239.192.7.7", 7001))
+    time.sleep(0.002)
+"""
+
+
+@pytest.mark.lab(hosts=3, loss=0.3)
+def test_of_a_large_multicast_single_packets_are_lost_others_at_each_receiver(lab: Lab) -> None:
+    """The kernel sends 20 packets in one piece (UDP_SEGMENT): on a lossy link each of them is lost for itself."""
+    listeners = [_python(lab, rank, COUNT_PARTS) for rank in (1, 2)]
+    for listener in listeners:
+        assert listener.stdout.readline() == "ready\n"
+    assert _python(lab, 0, SEND_LARGE).communicate(timeout=20)[0] == ""
+    received = [set(listener.communicate(timeout=20)[0].split()) for listener in listeners]
+    for parts in received:
+        assert 0.65 < len(parts) / 2000 < 0.75
+        of_packet = [sum(part.startswith(f"{packet}:") for part in parts) for packet in range(100)]
+        assert sum(0 < number < 20 for number in of_packet) > 90, "most pieces have lost some of their packets"
+    assert 0.43 < len(received[0] & received[1]) / 2000 < 0.55, "0.7 squared: losses are independent"
+
+
+@pytest.mark.lab(hosts=2)
+def test_bytes_of_a_port_are_counted_with_their_headers(lab: Lab) -> None:
+    before = lab.port_bytes()
+    program = (
+        "import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
+        "[s.sendto(bytes(1000), ('198.18.0.2', 9)) for _ in range(100)]"
+    )
+    assert _python(lab, 0, program).communicate(timeout=10)[0] == ""
+    time.sleep(0.2)  # until the last has left the queue of the switch
+    after = lab.port_bytes()
+    sent, received = after[0].sent - before[0].sent, after[1].received - before[1].received
+    assert 100 * 1042 <= sent < 100 * 1042 + 1000  # and an ARP or two
+    assert 100 * 1042 <= received < 100 * 1042 + 1000
+
+
 @root_only
 def test_the_command_line_returns_the_worst_code_and_the_first_error() -> None:
     done = lab_command("--hosts", "3", "--late", "1:20ms", "--", "sh", "-c", "echo $PACELINE_LAB_LATE; exit $RANK")

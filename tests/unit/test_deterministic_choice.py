@@ -12,6 +12,7 @@ from paceline.config import Config, Shared
 from paceline.ir.collective import Collective, Kind
 from paceline.observe import links
 from paceline.observe.links import Links
+from paceline.planner import Planner
 from paceline.policy.select import cluster_of, select
 
 HOSTS = ["a", "b", "c", "d"]
@@ -32,12 +33,16 @@ def _no_exchange(to: int, source: int, num_bytes: int) -> float:
     raise AssertionError(f"{num_bytes} bytes from {source} to {to} were timed")
 
 
+def _no_multicast(address: str, first: int, last: int, up: int, down: int) -> str:
+    raise AssertionError(f"multicast was tried at {address}, ports {first} to {last}, with rates {up} and {down}")
+
+
 def _chosen(monkeypatch: pytest.MonkeyPatch, network: str, environment: dict[str, str]) -> list[str]:
     """What all-reduces and all-gathers run on every rank, where a measurement would say that."""
-    monkeypatch.setattr(links, "measure", lambda *_: NETWORKS[network])
+    monkeypatch.setattr(links, "measure", lambda *_, **__: NETWORKS[network])
     monkeypatch.setattr(backend, "_known_links", {})
     settings = Config.from_environment(environment)
-    planner = backend._planner(settings, 1, None, HOSTS, backend._published(settings), _no_exchange)
+    planner = backend._planner(settings, 1, None, HOSTS, backend._published(settings), _no_exchange, _no_multicast)
     return [
         select(Collective(kind, 4), planner._cluster, 2.0**power).algorithm
         for kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
@@ -67,7 +72,7 @@ def test_what_is_given_in_part_is_completed_by_the_nominal_numbers(
 def test_nothing_is_measured_and_no_earlier_measurement_counts() -> None:
     settings = Config(deterministic=True)
     backend._known(settings).learn(HOSTS, NETWORKS["far"])
-    planner = backend._planner(settings, 0, None, HOSTS, backend._published(settings), _no_exchange)
+    planner = backend._planner(settings, 0, None, HOSTS, backend._published(settings), _no_exchange, _no_multicast)
     assert planner._cluster == cluster_of(HOSTS, rate_bytes_per_s=1.25e9, latency_s=30e-6)  # as the table says
     assert planner.rules is None
 
@@ -85,7 +90,9 @@ def test_rank_0s_settings_hold_for_all(rank_0: Config, own: Config, caplog: pyte
     groups: list[Any] = []
     for settings in (rank_0, own):
         with caplog.at_level(logging.WARNING, "paceline"):
-            groups.append(backend._planner(settings, 0, None, HOSTS, backend._published(rank_0), _no_exchange))
+            groups.append(
+                backend._planner(settings, 0, None, HOSTS, backend._published(rank_0), _no_exchange, _no_multicast)
+            )
     assert groups[0]._cluster == groups[1]._cluster
     assert groups[0]._config.shared == groups[1]._config.shared == rank_0.shared
     assert groups[1]._config.late == own.late
@@ -94,5 +101,37 @@ def test_rank_0s_settings_hold_for_all(rank_0: Config, own: Config, caplog: pyte
 
 
 def test_a_group_of_one_rank_has_nothing_published() -> None:
-    planner = backend._planner(Config(deterministic=True), 0, None, ["a"], "", _no_exchange)
+    planner = backend._planner(Config(deterministic=True), 0, None, ["a"], "", _no_exchange, _no_multicast)
     assert planner._config.shared == Shared(deterministic=True)
+
+
+def _planner_on_slow_uplinks(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], why_not: str) -> Planner:
+    """The planner of four hosts whose uplinks measure a fifth of their downlinks."""
+
+    def measure(*_: object, down: bool) -> Links:
+        return Links(1e-4, (12.5e6,) * 4, (62.5e6,) * 4 if down else ())
+
+    def try_multicast(_address: str, _first: int, _last: int, up: int, down: int) -> str:
+        assert down == pytest.approx(5 * up, rel=1e-6), "it is paced by what hosts receive, not by what they send"
+        return why_not
+
+    monkeypatch.setattr(links, "measure", measure)
+    monkeypatch.setattr(backend, "_known_links", {})
+    settings = Config.from_environment(environment)
+    return backend._planner(settings, 1, None, HOSTS, backend._published(settings), _no_exchange, try_multicast)
+
+
+def test_where_multicast_is_wanted_slow_uplinks_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"PACELINE_ALGORITHM": "allgather:multicast"}
+    planner = _planner_on_slow_uplinks(monkeypatch, wanted, "")
+    assert planner("allgather", 0, 64_000_000, True, "").name == "multicast"
+    assert planner("allreduce", 0, 64_000_000, False, "").name == "multicast", "by price"
+    assert planner("allgather", 0, 64_000_000, True, "", [0, 1, 3]).name != "multicast", "a team has none"
+
+
+def test_without_multicast_all_goes_to_one_rank_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"PACELINE_ALGORITHM": "allgather:multicast"}
+    for environment, why_not in (({}, ""), (wanted, "packets do not reach host c")):
+        planner = _planner_on_slow_uplinks(monkeypatch, environment, why_not)
+        for kind in ("allgather", "allreduce", "broadcast"):
+            assert planner(kind, 0, 64_000_000, True, "").name != "multicast"

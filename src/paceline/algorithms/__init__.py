@@ -14,11 +14,13 @@ from paceline.algorithms import (  # noqa: F401  (each registers itself)
     hierarchical,
     late_ranks,
     multicast,
+    multicast_ring,
     one_shot,
     pairwise,
     pat,
     ring,
     stragglar,
+    stragglar_multicast,
 )
 from paceline.algorithms.registry import ALGORITHMS, Algorithm, algorithm, build, find, prove, serving
 

@@ -34,7 +34,10 @@ Draft = tuple[int, Transfers]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A named algorithm. Calling it gives a schedule; :func:`prove` gives a proven one."""
+    """A named algorithm. Calling it gives a schedule; :func:`prove` gives a proven one.
+
+    ``multicast`` says that its transfers have many destinations, so it pays only where the network replicates packets.
+    """
 
     name: str
     kinds: frozenset[Kind]
@@ -42,6 +45,7 @@ class Algorithm:
     max_ranks: int
     num_moves: Callable[[Collective, int], int]
     draft: Callable[..., Draft]
+    multicast: bool = False
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -107,18 +111,19 @@ def algorithm(
     min_ranks: int = 1,
     max_ranks: int = MAX_RANKS,
     num_moves: Callable[[Collective, int], int] = _usual_moves,
+    multicast: bool = False,
 ) -> Callable[[Callable[..., Draft]], Algorithm]:
     """Register a function as an algorithm for these collectives, under its own name.
 
     ``num_moves(collective, pieces)`` says roughly how many chunks arrive somewhere, so that a schedule that is too
-    large is refused before it is built.
+    large is refused before it is built. ``multicast`` says that its transfers have many destinations.
     """
 
     def register(draft: Callable[..., Draft]) -> Algorithm:
         taken = ALGORITHMS.get(draft.__name__)
         if taken is not None and taken.draft.__module__ != draft.__module__:
             raise UsageError(f"{draft.__name__} is taken by {taken.draft.__module__}: give your algorithm another name")
-        entry = Algorithm(draft.__name__, frozenset(kinds), min_ranks, max_ranks, num_moves, draft)
+        entry = Algorithm(draft.__name__, frozenset(kinds), min_ranks, max_ranks, num_moves, draft, multicast)
         ALGORITHMS[entry.name] = entry
         return entry
 

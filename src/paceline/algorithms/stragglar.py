@@ -221,6 +221,14 @@ def reduce_scatter_to(owner: IntArray, num_early: int) -> Transfers:
     )
 
 
+def check(num_ranks: int, late: int, pieces: int) -> None:
+    """Refuse a late rank that is not there, and more chunks than anybody needs."""
+    if not 0 <= late < num_ranks:
+        raise UsageError(f"rank {late} cannot be late: the ranks are 0 to {num_ranks - 1}")
+    if pieces * (num_ranks - 1) > _MOST_CHUNKS:
+        raise UnsupportedError(f"stragglar cuts the buffer into at most {_MOST_CHUNKS} chunks: take fewer pieces")
+
+
 @algorithm(Kind.ALL_REDUCE, min_ranks=3)
 def stragglar(collective: Collective, *, late: int = 0, pieces: int = 1) -> Draft:
     """Reduce-scatter without the late rank, then a round-optimal exchange with it.
@@ -235,10 +243,7 @@ def stragglar(collective: Collective, *, late: int = 0, pieces: int = 1) -> Draf
     Source: Devraj et al., 2025, for n = 2^q and pieces = 1; Paceline's own for the rest.
     """
     ranks = collective.num_ranks
-    if not 0 <= late < ranks:
-        raise UsageError(f"rank {late} cannot be late: the ranks are 0 to {ranks - 1}")
-    if pieces * (ranks - 1) > _MOST_CHUNKS:
-        raise UnsupportedError(f"stragglar cuts the buffer into at most {_MOST_CHUNKS} chunks: take fewer pieces")
+    check(ranks, late, pieces)
     parts = [reduce_scatter_to(owners(ranks, pieces), ranks - 1), exchange(ranks, pieces)]
     label = [rank for rank in range(ranks) if rank != late] + [late]
     return pieces * (ranks - 1), Transfers.sequence(parts).relabelled(ranks=label)

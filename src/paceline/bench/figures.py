@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 import numpy as np
 
-from paceline.ir.bound import exposed_bound
+from paceline.ir.bound import exposed_bound, together_bound
 from paceline.ir.cluster import Cluster
 from paceline.ir.collective import Collective, Kind
 
@@ -39,6 +39,10 @@ SHARED = frozenset({Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.AL
 """Where each rank has an equal share of the buffer, and nccl-tests counts the elements of one share."""
 
 
+BESIDE = frozenset(Operation) - {Operation.BARRIER, Operation.SEND_RECV}
+"""What can run at the same time as another of these."""
+
+
 def bus_factor(operation: Operation, num_ranks: int) -> float:
     """Bus bandwidth over algorithm bandwidth, as nccl-tests has it."""
     if operation is Operation.ALL_REDUCE:
@@ -47,13 +51,17 @@ def bus_factor(operation: Operation, num_ranks: int) -> float:
 
 
 def limit_s(
-    operation: Operation, cluster: Cluster, size_bytes: int, late_s: Mapping[int, float] | None = None
+    operation: Operation,
+    cluster: Cluster,
+    size_bytes: int,
+    late_s: Mapping[int, float] | None = None,
+    beside: Operation | None = None,
 ) -> float | None:
     """Seconds that the bytes need to cross the busiest port, headers included.
 
     None where no byte crosses one: for a barrier, and on a single host.
 
-    With late ranks, those that remain after the last has arrived.
+    With late ranks, those that remain after the last has arrived; with another operation beside it, those of both.
     """
     num_hosts = len(cluster.hosts)
     if operation is Operation.BARRIER or num_hosts == 1:
@@ -69,6 +77,9 @@ def limit_s(
     # Start-ups of a cluster are assumed, its rates are set: the limit is of bytes alone.
     hosts = tuple(replace(host, latency_s=0.0, local_latency_s=0.0) for host in cluster.hosts)
     collective = Collective(Kind(operation.value), cluster.num_ranks)
+    if beside is not None:
+        both = (collective, Collective(Kind(beside.value), cluster.num_ranks))
+        return together_bound(both, cluster, size_bytes, multicast=cluster.multicast)
     bare = replace(cluster, hosts=hosts, late_s=()).with_late(late_s or {})
     return exposed_bound(collective, bare, size_bytes, multicast=cluster.multicast)
 

@@ -18,14 +18,14 @@ import numpy as np
 
 from paceline.bench.contenders import Contender
 from paceline.bench.crew import Crew, crews
-from paceline.bench.figures import SHARED, Operation, Ratio, Summary, bus_factor, limit_s
+from paceline.bench.figures import BESIDE, SHARED, Operation, Ratio, Summary, bus_factor, limit_s
 from paceline.bench.rank_process.messages import MEMORIES, Block, Pause, Prepare, Prepared, Timed
 from paceline.bench.results import ONE_HOST, Machine, Results, Row
 from paceline.bench.sizes import ITEM_BYTES, elements
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.lab import Lab
+    from paceline.lab import Lab, PortBytes
 
 _MOST_ITERATIONS = 50_000
 _FEWEST_ITERATIONS = 5
@@ -69,6 +69,9 @@ class Samples:
     arrivals_s: list[float] = field(default_factory=list)  # of the last after the first, where ranks call from barriers
     loop_s: float = 0.0
     wrong: int = 0
+    calls: int = 0  # in which these bytes crossed the hosts' ports: more than were timed
+    sent_bytes: list[int] = field(default_factory=list)
+    received_bytes: list[int] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -86,6 +89,14 @@ class Samples:
         else:
             self.rounds.append([max(ranks) * 1e-9 for ranks in each])
         self.loop_s += _loop_s(timed)
+
+    def add_traffic(self, before: Sequence[PortBytes], after: Sequence[PortBytes], calls: int) -> None:
+        """What crossed each host's port in so many calls."""
+        sent = [later.sent - earlier.sent for earlier, later in zip(before, after, strict=True)]
+        received = [later.received - earlier.received for earlier, later in zip(before, after, strict=True)]
+        self.sent_bytes = [sum(both) for both in zip(self.sent_bytes or [0] * len(sent), sent, strict=True)]
+        self.received_bytes = [sum(both) for both in zip(self.received_bytes or [0] * len(sent), received, strict=True)]
+        self.calls += calls
 
     def summary(self) -> Summary:
         """Median and spread of all."""
@@ -114,6 +125,7 @@ class Question:
     timeout_s: float = 120.0
     memory: str = "torch"
     pause: Pause | None = None
+    beside: Operation | None = None
 
     def __post_init__(self) -> None:
         """Refuse contenders that cannot be told apart, and sizes without elements."""
@@ -129,8 +141,12 @@ class Question:
         mpi = next((contender.name for contender in (self.subject, *self.peers) if contender.is_mpi), None)
         if mpi and self.dtype in ("float16", "bfloat16"):
             raise UsageError(f"{mpi} has no {self.dtype}: take another --dtype or leave {mpi} out")
+        if self.beside is not None and not {self.operation, self.beside} <= BESIDE:
+            raise UsageError(f"--beside runs one of {', '.join(sorted(BESIDE))} at the same time as another of them")
+        if self.beside is not None and mpi:
+            raise UsageError(f"{mpi} runs one collective at a time here: leave out --beside, or {mpi}")
         for size in self.sizes:
-            elements(self.operation, size, self.dtype, self.num_ranks)
+            elements(self.operation, size, self.dtype, self.num_ranks, self.beside)
 
 
 def measure(question: Question, lab: Lab | None, seen: Callable[[str, float], None]) -> Results:
@@ -142,20 +158,30 @@ def measure(question: Question, lab: Lab | None, seen: Callable[[str, float], No
     rows: list[Row] = []
     with crews(contenders, question.num_ranks, lab=lab, timeout_s=question.timeout_s) as started:
         for index, size in enumerate(sizes):
-            count = elements(question.operation, size, question.dtype, question.num_ranks)
-            prepare = Prepare(question.operation.value, count, question.dtype, memory=question.memory)
+            count = elements(question.operation, size, question.dtype, question.num_ranks, question.beside)
+            beside = question.beside.value if question.beside else ""
+            prepare = Prepare(question.operation.value, count, question.dtype, memory=question.memory, beside=beside)
 
             def heard(what: str, share: float, before: int = index) -> None:
                 seen(what, (before + share) / len(sizes))
 
             warm_ups = _MOVING_ITERATIONS if lab is None and size >= _MOVED_BYTES else 1
-            found = interleave(started, prepare, question.effort, heard, warm_ups=warm_ups, pause=question.pause)
+            found = interleave(
+                started, prepare, question.effort, heard, warm_ups=warm_ups, pause=question.pause, lab=lab
+            )
             rows += point(question, started, count, found, lab)
-    return record(question, started, rows, machine, lab.cluster.name if lab else ONE_HOST)
+    place, loss = (lab.cluster.name, lab.loss) if lab else (ONE_HOST, 0.0)
+    return record(question, started, rows, machine, place, loss=loss)
 
 
 def record(
-    question: Question, started: Sequence[Crew], rows: list[Row], machine: Machine, place: str, sweep: str | None = None
+    question: Question,
+    started: Sequence[Crew],
+    rows: list[Row],
+    machine: Machine,
+    place: str,
+    sweep: str | None = None,
+    loss: float = 0.0,
 ) -> Results:
     """What is kept of a run."""
     return Results(
@@ -173,6 +199,8 @@ def record(
         sweep=sweep,
         memory=question.memory,
         pause=question.pause,
+        beside=question.beside.value if question.beside else None,
+        loss=loss,
     )
 
 
@@ -186,13 +214,16 @@ def interleave(
     lessons: int = 0,
     warm_ups: int = 1,
     pause: Pause | None = None,
+    lab: Lab | None = None,
 ) -> list[Samples]:
     """Samples of each contender for one prepared operation, taken in turns; with ``late_ns``, of ranks that are late.
 
     Each contender has at least ``warm_ups`` iterations before; the first has ``lessons``, to find out who is late. With
-    ``pause`` all ranks pause before each call.
+    ``pause`` all ranks pause before each call. Of a ``lab``, the bytes that cross its ports are counted.
     """
-    doing = f"{prepare.operation} of {prepare.count} {prepare.dtype}" if prepare.count else prepare.operation
+    doing = f"{prepare.operation} beside {prepare.beside}" if prepare.beside else prepare.operation
+    if prepare.count:
+        doing += f" of {prepare.count} {prepare.dtype}"
     found = [Samples() for _ in started]
     iteration_s: list[float] = []
     for crew, samples in zip(started, found, strict=True):
@@ -211,8 +242,11 @@ def interleave(
             warmup = min(int(_WARM_UP_S / iteration_s[index]), _MOST_WARM_UPS)
             block = Block(warmup, effort.block(samples, iteration_s[index]), late_ns, pause)
             expected_s = block.iterations * iteration_s[index]
+            before = lab.port_bytes() if lab else []
             timed = crew.ask(block, Timed, doing, expected_s=expected_s)
             samples.add(timed)
+            if lab:
+                samples.add_traffic(before, lab.port_bytes(), block.warmup + block.iterations)
             iteration_s[index] = samples.loop_s / samples.count
     seen(doing, 1.0)
     return found
@@ -239,7 +273,7 @@ def point(
 ) -> list[Row]:
     """The rows of one point, from the samples of all contenders, the subject's first."""
     operation, size = question.operation, count * ITEM_BYTES[question.dtype]
-    limit = limit_s(operation, lab.cluster, size, late_s) if lab else None
+    limit = limit_s(operation, lab.cluster, size, late_s, question.beside) if lab else None
     rows = []
     for crew, samples in zip(started, found, strict=True):
         time = samples.summary()
@@ -259,6 +293,8 @@ def point(
                 late_s=dict(late_s or {}),
                 arrival_s=float(np.median(samples.arrivals_s)) if samples.arrivals_s else None,
                 pieces=crew.contender.pieces,
+                sent_bytes=[sent / samples.calls for sent in samples.sent_bytes],
+                received_bytes=[received / samples.calls for received in samples.received_bytes],
             )
         )
     return rows

@@ -23,7 +23,8 @@ class Row(msgspec.Struct, frozen=True):
 
     ``share_of_limit`` is the limit over the median; ``over_subject`` compares its time with the subject's. Where ranks
     are late or pause, ``time`` begins when the last one calls, and ``arrival_s`` is the median time between first and
-    last call.
+    last call. In a lab, ``sent_bytes`` and ``received_bytes`` are what crossed each host's port in a call, headers and
+    the contender's barriers included.
     """
 
     contender: str
@@ -40,6 +41,8 @@ class Row(msgspec.Struct, frozen=True):
     late_s: dict[int, float] = {}
     arrival_s: float | None = None
     pieces: int | None = None
+    sent_bytes: list[float] = []
+    received_bytes: list[float] = []
 
     @property
     def delay_s(self) -> float:
@@ -75,8 +78,9 @@ class Machine(msgspec.Struct, frozen=True):
 class Results(msgspec.Struct, frozen=True):
     """A whole run: the question, who took part, and a row for each point and contender.
 
-    ``sweep`` is what was varied where ranks were late, ``memory`` where torch's tensors lay, and ``pause`` what all
-    ranks did before each call.
+    ``sweep`` is what was varied where ranks were late, ``memory`` where torch's tensors lay, ``pause`` what all ranks
+    did before each call, ``beside`` the operation that ran at the same time, and ``loss`` the share of packets lost on
+    the way to a host.
     """
 
     operation: str
@@ -93,6 +97,8 @@ class Results(msgspec.Struct, frozen=True):
     sweep: str | None = None
     memory: str = "torch"
     pause: Pause | None = None
+    beside: str | None = None
+    loss: float = 0.0
 
     @property
     def ranks(self) -> str:

@@ -15,8 +15,11 @@ from paceline.bench.results import Results
 from paceline.ir.cluster import Cluster
 
 
-def run(question: Question, lab: str | None = None, *, install: bool = True) -> Results:
-    """Measure, in the lab of that name or on this host; what is going on is said on standard error."""
+def run(question: Question, lab: str | None = None, *, loss: float = 0.0, install: bool = True) -> Results:
+    """Measure, in the lab of that name or on this host; what is going on is said on standard error.
+
+    ``loss`` is the share of packets lost on the way to a host of the lab.
+    """
     errors = Console(stderr=True, highlight=False)
     if lab is not None:
         check_lab(question)
@@ -28,7 +31,7 @@ def run(question: Question, lab: str | None = None, *, install: bool = True) -> 
         if lab is not None:
             from paceline.lab import Lab
 
-            place = stack.enter_context(Lab(cluster=Cluster.named(lab)))
+            place = stack.enter_context(Lab(cluster=Cluster.named(lab), loss=loss))
         return measure(question, place, stack.enter_context(progress(errors)))
 
 

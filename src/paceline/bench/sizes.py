@@ -45,11 +45,11 @@ def _size(text: str) -> int:
     return size
 
 
-def elements(operation: Operation, size_bytes: int, dtype: str, num_ranks: int) -> int:
+def elements(operation: Operation, size_bytes: int, dtype: str, num_ranks: int, beside: Operation | None = None) -> int:
     """How many elements are measured: what fits into the size, and can be shared equally where ranks share."""
     if dtype not in ITEM_BYTES:
         raise UsageError(f"there is no dtype {dtype!r} to measure; take one of {', '.join(ITEM_BYTES)}")
     if operation is Operation.BARRIER:
         return 0
-    unit = num_ranks if operation in SHARED else 1
+    unit = num_ranks if {operation, beside} & SHARED else 1
     return max(size_bytes // (ITEM_BYTES[dtype] * unit), 1) * unit

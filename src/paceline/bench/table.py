@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from rich.table import Table
 
 from paceline.bench.results import Machine, Results, Row
-from paceline.units import format_duration
+from paceline.units import format_duration, format_size
 
 _BUSY = 0.5  # load average a core from which others disturb
 
@@ -25,6 +25,10 @@ def results_table(results: Results) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     if results.pause:
         table.add_column("apart", justify="right", no_wrap=True)
+    counted = any(row.sent_bytes for row in results.rows)
+    if counted:
+        for name in ("sent", "received", "all ports"):
+            table.add_column(name, justify="right", no_wrap=True)
     if limited:
         table.add_column("of limit", justify="right", no_wrap=True)
     if compared:
@@ -35,6 +39,8 @@ def results_table(results: Results) -> Table:
         cells += [row.contender, *_times(row), *_bandwidths(row), str(row.wrong)]
         if results.pause:
             cells.append(format_duration(row.arrival_s or 0.0))
+        if counted:
+            cells += _traffic(row)
         if limited:
             cells.append(f"{row.share_of_limit:.3f}" if row.share_of_limit else "-")
         if compared:
@@ -55,6 +61,14 @@ def _bandwidths(row: Row) -> list[str]:
     return [f"{rate / 1e9:.3g}" for rate in (row.algbw_bytes_per_s, row.busbw_bytes_per_s)]
 
 
+def _traffic(row: Row) -> list[str]:
+    """The most that a host sent and received in a call, and what crossed all ports both ways."""
+    if not row.sent_bytes:
+        return ["-"] * 3
+    most = (max(row.sent_bytes), max(row.received_bytes), sum(row.sent_bytes) + sum(row.received_bytes))
+    return [format_size(num_bytes) for num_bytes in most]
+
+
 def ratio_words(row: Row) -> str:
     """``2.31x (2.2-2.44)``: the contender's time over the subject's, and the span of the rounds."""
     ratio = row.over_subject
@@ -65,7 +79,9 @@ def caption(results: Results) -> Iterable[str]:
     """What a reader needs to judge the figures: where, with what, when, by which command."""
     machine = results.machine
     memory = ", torch's tensors in huge pages" if results.memory == "huge" else ""
-    yield f"{results.operation}, {results.ranks} on {results.place}{memory}"
+    beside = f" beside {results.beside} on a group of its own" if results.beside else ""
+    loss = f", {results.loss:.3g} of the packets to a host lost" if results.loss else ""
+    yield f"{results.operation}{beside}, {results.ranks} on {results.place}{loss}{memory}"
     yield from machine_words(machine)
     yield from versions_words(results.versions, results.environment)
     yield f"{machine.date}: {machine.command}"
@@ -80,6 +96,14 @@ def caption(results: Results) -> Iterable[str]:
         f"time: median of n iterations, {how}; {results.rounds} interleaved rounds; "
         "algbw and busbw in GB/s, of the median"
     )
+    if results.beside:
+        both = f"{results.operation} and {results.beside}"
+        yield f"an iteration ends when {both} are both done; algbw and busbw are of the first"
+    if any(row.sent_bytes for row in results.rows):
+        yield (
+            "sent, received: the most that crossed a host's port in a call, with all headers, warm-ups and barriers "
+            "included; all ports: both of all hosts together"
+        )
 
 
 def machine_words(machine: Machine) -> Iterable[str]:

@@ -47,6 +47,18 @@ def read_late(late: list[str] | None, collective: Collective, cluster: Cluster, 
     return cluster.with_late(lateness)
 
 
+def read_share(text: str, option: str) -> float:
+    """A share that an option takes, like 1% or 0.01."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise UsageError(f"{option} is a share from 0 to less than 100%, like 1% or 0.01, not {text!r}")
+    return share
+
+
 def read_question(
     kind: str, ranks: int | None, cluster: str | None, late: list[str] | None, size: str, root: int = 0
 ) -> tuple[Collective, Cluster, int]:

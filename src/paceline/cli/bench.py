@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.bench.contenders import PEERS, Contender
-from paceline.bench.figures import Operation
+from paceline.bench.figures import BESIDE, Operation
 from paceline.bench.late import SWEEPS, LateQuestion, late_contender, run_late
 from paceline.bench.late_report import draw_late, late_caption, late_table
 from paceline.bench.measure import Effort, Question
@@ -23,7 +23,7 @@ from paceline.bench.results import Results
 from paceline.bench.run import run
 from paceline.bench.sizes import ITEM_BYTES, parse_sizes
 from paceline.bench.table import caption, results_table
-from paceline.cli import tables
+from paceline.cli import arguments, tables
 from paceline.draw.canvas import check_picture_path
 from paceline.errors import UsageError
 from paceline.ir.cluster import Cluster
@@ -52,7 +52,8 @@ def bench(
         str | None, typer.Option(help="gloo, openmpi, mpich, with commas; or none. Default: gloo.", metavar="NAMES")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="The subject's algorithm, like ring or allreduce:ring.", metavar="NAME")
+        str | None,
+        typer.Option(help="The subject's algorithm, like ring; several with commas are contenders.", metavar="NAMES"),
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(ITEM_BYTES)}.")] = "float32",
     seconds: Annotated[float, typer.Option(help="Time for a contender at a size, warm-up not counted.")] = 2.0,
@@ -68,6 +69,11 @@ def bench(
     compute: Annotated[
         str | None, typer.Option(help="All ranks compute so long before each call.", metavar="DURATION")
     ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(help="Run this collective, too, at the same time on a group of its own.", metavar="NAME"),
+    ] = None,
+    loss: Annotated[str, typer.Option(help="Share of packets lost on the way to a host of the lab, like 1%.")] = "0",
     late: Annotated[list[str] | None, typer.Option(help=LATE_HELP, metavar="RANK:DURATION")] = None,
     late_sweep: Annotated[
         str | None, typer.Option(help=f"Vary one of {', '.join(SWEEPS)}; the last rank is late unless --late says.")
@@ -84,6 +90,8 @@ def bench(
     Examples:
       paceline bench allreduce --sizes 4KB:64MB --ranks 4 --peers gloo,openmpi,mpich
       paceline bench allgather --sizes 64MB --lab lan8 --json allgather.json
+      paceline bench allgather --sizes 64MB --lab uplink8 --algorithm ring,multicast --loss 1%
+      paceline bench allgather --sizes 64MB --lab uplink8 --beside reducescatter
       paceline bench allreduce --sizes 4KB --ranks 4 --sleep 20ms
       paceline bench allreduce --sizes 64MB --lab lan8 --late 3:1500ms --peers ring,messages,gloo
       paceline bench allreduce --sizes 64MB --lab lan8 --late-sweep delay --plot delay.png
@@ -92,17 +100,24 @@ def bench(
         check_picture_path(plot)
     if json is not None and not json.absolute().parent.is_dir():
         raise UsageError(f"cannot write {json}: there is no folder {json.absolute().parent}")
+    subject, *others = _contenders(backend, algorithm)
+    lost = arguments.read_share(loss, "--loss")
+    if lost and lab is None:
+        raise UsageError("--loss is of packets between the lab's hosts: give --lab, too")
+    if (late or late_sweep) and (others or lost or beside):
+        raise UsageError("--late and --late-sweep take one --algorithm, and neither --loss nor --beside")
     question = Question(
         operation=Operation(context.command.name),
         sizes=parse_sizes(sizes),
         num_ranks=_num_ranks(ranks, lab, late_sweep),
-        subject=Contender(backend, {"PACELINE_ALGORITHM": algorithm} if algorithm else {}),
-        peers=_peers(peers, backend) if not (late or late_sweep) else [],
+        subject=subject,
+        peers=[*others, *_peers(peers, backend)] if not (late or late_sweep) else [],
         dtype=dtype,
         effort=Effort(seconds, iterations, rounds),
         timeout_s=timeout,
         memory=memory,
         pause=_pause(sleep, compute),
+        beside=_beside(beside),
     )
     if late or late_sweep:
         if question.pause is not None:
@@ -110,7 +125,7 @@ def bench(
         results = run_late(_late_question(question, late, late_sweep, peers, algorithm), lab, install=not no_install)
         _report(results, late_table(results), late_caption(results), json, plot, draw_late)
     else:
-        results = run(question, lab, install=not no_install)
+        results = run(question, lab, loss=lost, install=not no_install)
         _report(results, results_table(results), caption(results), json, plot, draw_results)
 
 
@@ -166,6 +181,21 @@ def _one_late(entry: str, before: Mapping[int, float]) -> dict[int, float]:
     if int(rank) in before:
         raise UsageError(f"--late names rank {rank} twice")
     return {int(rank): parse_duration(duration)}
+
+
+def _contenders(backend: str, algorithms: str | None) -> list[Contender]:
+    """The subject, and with it each further algorithm of the same backend. Several are called by their algorithms."""
+    names = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
+    if len(names) < 2:
+        return [Contender(backend, {"PACELINE_ALGORITHM": name} if names else {}) for name in names or [""]]
+    return [Contender(name, {"PACELINE_ALGORITHM": name}, backend=backend) for name in names]
+
+
+def _beside(name: str | None) -> Operation | None:
+    known = {operation.value: operation for operation in BESIDE}
+    if name is not None and name not in known:
+        raise UsageError(f"--beside is one of {', '.join(sorted(known))}, not {name!r}")
+    return None if name is None else known[name]
 
 
 def _pause(sleep: str | None, compute: str | None) -> Pause | None:

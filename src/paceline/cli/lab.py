@@ -47,7 +47,8 @@ def lab(
       paceline lab --hosts 4 --ranks-per-host 2 -- python train.py
       paceline lab --hosts 2 --loss 1% --timeout 60s -- sh -c 'ip address; env | grep RANK'
     """
-    where = _lab(scenario, hosts, ranks_per_host, up, down, _share(loss), parse_late(",".join(late or [])))
+    lost = arguments.read_share(loss, "--loss")
+    where = _lab(scenario, hosts, ranks_per_host, up, down, lost, parse_late(",".join(late or [])))
     timeout_s, grace_s = parse_duration(timeout) if timeout else None, parse_duration(grace)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
@@ -79,17 +80,6 @@ def _lab(
         loss=loss,
         late=late,
     )
-
-
-def _share(text: str) -> float:
-    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise UsageError(f"--loss is a share from 0 to less than 100%, like 1% or 0.01, not {text!r}")
-    return share
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -89,4 +89,4 @@ def plan(
 def _best(question: Collective, where: Cluster, size_bytes: int, given: dict[str, int]) -> planning.Plan:
     if given:
         raise UsageError(f"--{next(iter(given))} belongs to one algorithm: name it with --algorithm")
-    return priced(question, where, size_bytes)[0]
+    return planning.worth_taking(priced(question, where, size_bytes))[0]

@@ -6,12 +6,14 @@ reads and writes of each chunk by these steps and runs everything else as data a
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.ir.schedule import Schedule
+from paceline.ir.transfers import Transfers
 from paceline.ir.verify import Proof
 
 if TYPE_CHECKING:
@@ -38,13 +40,15 @@ def program(
         rows=rows(schedule, rank),
         in_order=in_order,
         in_turn=in_turn,
+        spreads=spreads(schedule, rank),
     )
 
 
 def rows(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
-    """One row a transfer and peer: step, peer, first chunk, chunks, whether we receive, whether we reduce.
+    """One row a transfer and peer: step, peer, first chunk, chunks, whether we receive, whether we reduce, spread.
 
-    A transfer with many destinations is as many rows of its source.
+    A transfer with many destinations is as many rows of its source. The spread is the number that such a transfer's
+    first chunk has in :func:`spreads`, or -1: then its chunks go to each destination alone.
     """
     table = schedule.transfers
     transfer = np.repeat(np.arange(len(table)), table.fanout)  # of each destination
@@ -53,5 +57,51 @@ def rows(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
     index = transfer[mine]
     receives = table.destination[mine] == rank
     peer = np.where(receives, source[mine], table.destination[mine])
+    number = spread_numbers(table)
     columns = (table.step[index], peer, table.chunk[index], table.count[index], receives, table.reduce[index])
-    return np.stack([column.astype(np.int64) for column in columns], axis=1)
+    return np.stack([column.astype(np.int64) for column in (*columns, number[index])], axis=1)
+
+
+def spreads(schedule: Schedule, rank: int) -> list[tuple[int, int, list[int]]]:
+    """The chunks that may go to many ranks at once, of those that this rank sends or receives.
+
+    Each has a number, which is the same on all ranks, a source and its destinations.
+    """
+    table = schedule.transfers
+    number = spread_numbers(table)
+    listed = []
+    for index in np.flatnonzero(number >= 0).tolist():
+        destinations = table.destination[table.first[index] : table.first[index + 1]]
+        source = int(table.source[index])
+        if source == rank or bool((destinations == rank).any()):
+            first, count = int(number[index]), int(table.count[index])
+            listed += [(chunk, source, destinations.tolist()) for chunk in range(first, first + count)]
+    return listed
+
+
+@functools.lru_cache(maxsize=1)  # rows and spreads ask for the same
+def spread_numbers(table: Transfers) -> npt.NDArray[np.int64]:
+    """Of each transfer that may go to many at once, the number of its first chunk; -1 for the others.
+
+    Not what is added, since bytes may come in any order. Nor what a destination sends away in the same step: a step
+    reads before it writes, so ranks that swap would wait for each other before any of them is ready to receive.
+    """
+    many = (table.fanout > 1) & ~table.reduce
+    candidates = np.flatnonzero(many)
+    if len(candidates) == 0:
+        return np.full(len(table), -1, np.int64)
+    read = {
+        (int(step), int(source), chunk)
+        for step, source, first, count in zip(
+            table.step.tolist(), table.source.tolist(), table.chunk.tolist(), table.count.tolist(), strict=True
+        )
+        for chunk in range(first, first + count)
+    }
+    for index in candidates.tolist():
+        step, chunk, count = int(table.step[index]), int(table.chunk[index]), int(table.count[index])
+        destinations = table.destination[table.first[index] : table.first[index + 1]].tolist()
+        many[index] = not any(
+            (step, rank, place) in read for rank in destinations for place in range(chunk, chunk + count)
+        )
+    chunks = np.where(many, table.count, 0).astype(np.int64)
+    return np.where(many, np.cumsum(chunks) - chunks, -1).astype(np.int64)

@@ -14,6 +14,7 @@ Three arguments, each true of every schedule without coding (a message carries o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,25 @@ def exposed_bound(collective: Collective, cluster: Cluster, size_bytes: float, *
     return float(max(bounds))
 
 
+def together_bound(
+    collectives: Sequence[Collective], cluster: Cluster, size_bytes: float, *, multicast: bool = False
+) -> float:
+    """Seconds that collectives need which all ranks begin at the same time, whatever the schedules: of bytes alone.
+
+    Each has a buffer of so many bytes. What several of them must send or receive over one port adds up.
+    """
+    if len(cluster.hosts) == 1:
+        return 0.0
+    nodes = _host_nodes(cluster, 0)
+    traffic = [_own_traffic(one, _host_nodes(cluster, one.root)) for one in collectives]
+    counts = [_messages(one.kind, len(nodes.weight), multicast=multicast) for one in collectives]
+    sent_s = np.sum([out for out, _ in traffic], axis=0) / nodes.up
+    received_s = np.sum([into for _, into in traffic], axis=0) / nodes.down
+    all_sent_s = sum(sends for sends, _ in counts) / nodes.up.sum()
+    all_received_s = sum(receives for _, receives in counts) / nodes.down.sum()
+    return size_bytes * float(max(sent_s.max(), received_s.max(), all_sent_s, all_received_s))
+
+
 def _host_nodes(cluster: Cluster, root: int) -> _Nodes:
     facts, num_hosts = cluster.arrays, len(cluster.hosts)
     _, first_rank = np.unique(facts.host, return_index=True)
@@ -86,11 +106,11 @@ def _rank_nodes(cluster: Cluster, root: int) -> _Nodes:
     )
 
 
-def _own_port(collective: Collective, nodes: _Nodes, size_bytes: float) -> float:
-    """Latest moment at which some node can be done with its own unavoidable traffic."""
+def _own_traffic(collective: Collective, nodes: _Nodes) -> tuple[FloatArray, FloatArray]:
+    """What each node must send and receive, in buffers."""
     everything, own, rest = np.ones_like(nodes.weight), nodes.weight, 1 - nodes.weight
     root, others = nodes.holds_root.astype(float), (~nodes.holds_root).astype(float)
-    out, into = {
+    traffic: tuple[FloatArray, FloatArray] = {
         Kind.ALL_REDUCE: (everything, everything),
         Kind.REDUCE_SCATTER: (rest, own),
         Kind.ALL_GATHER: (own, rest),
@@ -100,6 +120,12 @@ def _own_port(collective: Collective, nodes: _Nodes, size_bytes: float) -> float
         Kind.SCATTER: (rest * root, own * others),
         Kind.ALL_TO_ALL: (own * rest * collective.num_ranks, own * rest * collective.num_ranks),
     }[collective.kind]
+    return traffic
+
+
+def _own_port(collective: Collective, nodes: _Nodes, size_bytes: float) -> float:
+    """Latest moment at which some node can be done with its own unavoidable traffic."""
+    out, into = _own_traffic(collective, nodes)
     # The last rank of a node adds its part to whatever the node sends to be reduced. All else may have begun
     # when the first one came.
     may_send = nodes.last_arrival if collective.kind in REDUCING else nodes.first_arrival
@@ -110,17 +136,20 @@ def _own_port(collective: Collective, nodes: _Nodes, size_bytes: float) -> float
 
 def _all_ports(collective: Collective, nodes: _Nodes, size_bytes: float, *, multicast: bool) -> float:
     """All unavoidable messages, spread evenly over all ports, from the last arrival on."""
-    n = len(nodes.weight)
-    merges = {Kind.ALL_REDUCE: n - 1, Kind.REDUCE_SCATTER: n - 1, Kind.REDUCE: n - 1}.get(collective.kind, 0)
-    spreads = {Kind.ALL_REDUCE: n - 1, Kind.ALL_GATHER: n - 1, Kind.BROADCAST: n - 1}.get(collective.kind, 0)
+    sends, receives = _messages(collective.kind, len(nodes.weight), multicast=multicast)
     before = 0.0
     if collective.kind is Kind.ALL_REDUCE:
         before = _merged_before_last_arrival(nodes, size_bytes)
     elif nodes.first_arrival.min() < nodes.last_arrival.max():
         return 0.0  # how much of the rest could be done before is not bounded here
-    sends = merges - before + (min(spreads, 1) if multicast else spreads)
-    receives = merges - before + spreads
-    return size_bytes * max(sends / float(nodes.up.sum()), receives / float(nodes.down.sum()))
+    return size_bytes * max((sends - before) / float(nodes.up.sum()), (receives - before) / float(nodes.down.sum()))
+
+
+def _messages(kind: Kind, n: int, *, multicast: bool) -> tuple[int, int]:
+    """Messages that n nodes must send and receive of each chunk: partial sums merged, results spread."""
+    merges = n - 1 if kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE) else 0
+    spreads = n - 1 if kind in (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.BROADCAST) else 0
+    return merges + (min(spreads, 1) if multicast else spreads), merges + spreads
 
 
 def _merged_before_last_arrival(nodes: _Nodes, size_bytes: float) -> float:

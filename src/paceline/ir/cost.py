@@ -4,6 +4,9 @@ A transfer starts when its source holds the data, its destination may write (see
 both ranks have arrived, and both of its ports are done with the steps before. A port serves the steps in
 order; messages of one step that share a port share its time, so each takes as long as all of them together.
 Reductions are free, chunks are forwarded whole, and wires are never lost: a model, not a simulator.
+
+A multicast is one message: it starts when all its destinations may receive, and goes at the pace of the slowest. It
+takes its sender's port once, and the port of each receiving host once, however many ranks there want it.
 """
 
 from __future__ import annotations
@@ -79,8 +82,9 @@ def _durations(schedule: Schedule, cluster: Cluster, size_bytes: float) -> Float
 
     first_of_row = np.zeros(len(row), np.bool_)
     first_of_row[table.first[:-1]] = True
+    leaving = sending if table.unicast else _slowest_of_each(sending, table.first)
     longest: FloatArray = np.maximum(
-        _shared(step, source, cluster.num_ranks, sending, first_of_row),
+        _shared(step, source, cluster.num_ranks, leaving, first_of_row),
         _shared(step, target, cluster.num_ranks, receiving),
     )
     if len(cluster.hosts) < cluster.num_ranks:
@@ -89,7 +93,13 @@ def _durations(schedule: Schedule, cluster: Cluster, size_bytes: float) -> Float
         entry = row * hosts + facts.host[target]  # a multicast enters a host once, for all its ranks
         down = _shared(step, facts.host[target], hosts, receiving, _first_of_each(entry, out))
         longest = np.where(out, np.maximum(longest, np.maximum(up, down)), longest)
-    return longest
+    return longest if table.unicast else _slowest_of_each(longest, table.first)
+
+
+def _slowest_of_each(value: FloatArray, first: npt.NDArray[np.int64]) -> FloatArray:
+    """For each destination of a transfer, the greatest value of all its destinations."""
+    greatest: FloatArray = np.repeat(np.maximum.reduceat(value, first[:-1]), np.diff(first))
+    return greatest
 
 
 def _first_of_each(group: npt.NDArray[np.int64], among: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -137,6 +147,7 @@ def _play(schedule: Schedule, cluster: Cluster, duration: FloatArray) -> tuple[F
     up_free, down_free = np.zeros(len(cluster.hosts)), np.zeros(len(cluster.hosts))
     start, end = np.empty(len(row)), np.empty(len(row))
     borders = np.searchsorted(table.step[row], np.arange(table.num_steps + 1))
+    transfers = np.searchsorted(table.step, np.arange(table.num_steps + 1)).tolist()
     move_borders = first_move[borders].tolist()
     borders = borders.tolist()
     for step in range(table.num_steps):
@@ -151,6 +162,8 @@ def _play(schedule: Schedule, cluster: Cluster, duration: FloatArray) -> tuple[F
             out = np.flatnonzero(host[src] != host[dst])
             ports = np.maximum(up_free[host[src[out]]], down_free[host[dst[out]]])
             begin[out] = np.maximum(begin[out], ports)
+        if not table.unicast:
+            begin = _slowest_of_each(begin, table.first[transfers[step] : transfers[step + 1] + 1] - borders[step])
         finish = begin + duration[rows]
         start[rows], end[rows] = begin, finish
         np.maximum.at(send_free, src, finish)

@@ -25,7 +25,7 @@ from paceline.lab.available import require
 from paceline.lab.hosts import LabHost, LabRank
 from paceline.lab.lateness import VARIABLE, format_late
 from paceline.lab.namespaces import Popen
-from paceline.lab.network import Network
+from paceline.lab.network import Network, PortBytes
 from paceline.lab.running import run_everywhere
 from paceline.units import parse_rate
 
@@ -149,6 +149,10 @@ class Lab:
         network.set_down_rate(host, new.down_bytes_per_s)
         hosts = tuple(new if number == host else other for number, other in enumerate(self.cluster.hosts))
         self.cluster = replace(self.cluster, hosts=hosts)
+
+    def port_bytes(self) -> list[PortBytes]:
+        """What each host has sent and received since the lab began, headers included, also what was lost on its way."""
+        return self._running().port_bytes()
 
     def __enter__(self) -> Lab:
         """Make the hosts and the links."""

@@ -10,6 +10,10 @@ one multicast lose different packets, and by a classic BPF program, since that n
 
 from __future__ import annotations
 
+import json
+
+from paceline.errors import LabError
+
 INTERFACE = "eth0"
 MTU_BYTES = 1500
 
@@ -91,6 +95,19 @@ def shaping_line(device: str, rate_bytes_per_s: float) -> str:
     queue = max(_LEAST_QUEUE_BYTES, round(rate_bytes_per_s * QUEUE_S))
     bits = round(rate_bytes_per_s * 8)
     return f"qdisc replace dev {device} root tbf rate {bits}bit burst {burst} limit {queue}\n"
+
+
+COUNTERS = ("-statistics", "-json", "qdisc", "show")
+"""For ``tc``: what has left each device. The shaper counts large packets with the headers of all their parts, as they
+are sent; the counters of the interfaces do not."""
+
+
+def bytes_sent(counters: str, device: str) -> int:
+    """What the shaper of a device has let through, from what ``tc`` says."""
+    for qdisc in json.loads(counters):
+        if qdisc.get("dev") == device and qdisc.get("root"):
+            return int(qdisc["bytes"])
+    raise LabError(f"tc has no counters of {device}; does this kernel have tbf?")
 
 
 def loss_lines(share: float) -> str:

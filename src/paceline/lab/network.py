@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from paceline.lab.available import tool
 from paceline.lab.namespaces import Popen, popen_inside
 
 _PATIENCE_S = 10.0  # for what takes the kernel milliseconds
+
+
+@dataclass(frozen=True)
+class PortBytes:
+    """Bytes that have crossed a host's port, headers included. Packets dropped in a full queue do not count."""
+
+    sent: int
+    received: int
 
 
 class Network:
@@ -59,6 +68,15 @@ class Network:
         """Take the link of a host "down" or "up"."""
         self._finish(self._command(0, "ip", f"link set {links.port(host)} {state}\n"))
 
+    def port_bytes(self) -> list[PortBytes]:
+        """What has crossed each host's port so far, from the counters of the shapers."""
+        ends = [self._ask_tc(place) for place in range(len(self.pids) + 1)]
+        switch, *hosts = [self._answer(process) for process in ends]
+        return [
+            PortBytes(links.bytes_sent(said, links.INTERFACE), links.bytes_sent(switch, links.port(number)))
+            for number, said in enumerate(hosts)
+        ]
+
     def close(self) -> None:
         """End what still runs in the hosts, and the hosts. Processes we started must have been waited for."""
         for pipe in (self._keeper.stdin, self._keeper.stdout):
@@ -94,6 +112,18 @@ class Network:
             commands = [self._command(place, name, text) for place, text in texts.items()]
             for command in commands:
                 self._finish(command)
+
+    def _ask_tc(self, place: int) -> Popen:
+        command = [tool("tc"), *links.COUNTERS]
+        pipe = subprocess.PIPE
+        return popen_inside(self._pidfds[place], keeper.CLONE_NEWNET, command, stdout=pipe, stderr=pipe, text=True)
+
+    @staticmethod
+    def _answer(process: Popen) -> str:
+        said, problem = process.communicate(timeout=_PATIENCE_S)
+        if process.returncode != 0:
+            raise LabError(f"the lab cannot read its counters: {problem.strip()}")
+        return str(said)
 
     def _command(self, place: int, name: str, text: str) -> Popen:
         """Start ``ip`` or ``tc``, fed with these lines, in the network of the switch (0) or a host (1 + its number)."""

@@ -6,7 +6,7 @@ Numbers in, decision out: nothing here touches a network or a clock, so every ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,13 @@ _MOST_PIECES = 1 << 12
 
 _WORTH_IT = 0.999
 """A finer cut must save at least a thousandth."""
+
+
+_MULTICAST_WORTH_IT = 0.95
+"""A multicast must promise to save 5%: what is lost on the way is sent again, which the model does not price."""
+
+_HANDSHAKES = 2
+"""Messages of a multicast that its schedule does not show: all say that they may be sent to, and that they have it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +64,7 @@ def plan(collective: Collective, cluster: Cluster, size_bytes: float, algorithm:
     entry.check(collective, given)
     if collective.num_ranks != cluster.num_ranks:
         raise UsageError(f"the {collective} does not fit the cluster {cluster.name} of {cluster.num_ranks} ranks")
-    if "chains" in entry.parameters and not cluster.multicast:
+    if entry.multicast and not cluster.multicast:
         raise UnsupportedError(f"the network of {cluster.name} has no multicast (set multicast = true if it has)")
     parameters = _tuned(entry, collective, cluster, size_bytes, given)
     proof = prove(algorithm, collective, **parameters)
@@ -87,9 +94,24 @@ def worth_comparing(collective: Collective, cluster: Cluster) -> list[Algorithm]
         "late": late,
         "arrivals": late and collective.num_ranks <= _MOST_GREEDY_CHUNKS,
         "hosts": 1 < len(cluster.hosts) < cluster.num_ranks,
-        "chains": cluster.multicast,
     }
-    return [entry for entry in serving(collective) if all(sensible.get(name, True) for name in entry.parameters)]
+    return [
+        entry
+        for entry in serving(collective)
+        if all(sensible.get(name, True) for name in entry.parameters) and (cluster.multicast or not entry.multicast)
+    ]
+
+
+def worth_taking(plans: Sequence[Plan]) -> list[Plan]:
+    """These plans, without those that multicast and whose price, handshakes included, is not well below the others'."""
+    without = [found.cost.exposed_s for found in plans if not find(found.algorithm).multicast]
+    at_most_s = _MULTICAST_WORTH_IT * min(without, default=math.inf)
+    return [
+        found
+        for found in plans
+        if not find(found.algorithm).multicast
+        or found.cost.exposed_s + _HANDSHAKES * max(host.latency_s for host in found.cluster.hosts) <= at_most_s
+    ]
 
 
 def too_large(collective: Collective) -> list[str]:

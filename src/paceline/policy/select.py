@@ -14,7 +14,7 @@ from paceline.algorithms import find, serving
 from paceline.errors import UsageError
 from paceline.ir.cluster import ETHERNET_WIRE_FACTOR, LOCAL_LATENCY_S, LOCAL_RATE_BYTES_PER_S, Cluster, Host
 from paceline.ir.collective import Collective, Kind
-from paceline.policy.planning import Plan, plan, worth_comparing
+from paceline.policy.planning import Plan, plan, worth_comparing, worth_taking
 
 NOMINAL_RATE_BYTES_PER_S = 1.25e9
 NOMINAL_LATENCY_S = 30e-6
@@ -22,6 +22,9 @@ NOMINAL_LATENCY_S = 30e-6
 
 _CLOSE = 1.02
 """Prices this close are equal: the model does not know better, and the simpler algorithm is taken."""
+
+_NOT_MEASURED = frozenset({"multicast_ring", "stragglar_multicast"})
+"""These multicast beside streams over the same uplink. Their prices count no loss from that, so they must be wanted."""
 
 _SIMPLE_FIRST = ("ring", "direct", "doubling", "chain", "binomial", "dissemination", "pairwise")
 """Between hosts, one that never sends to many at once."""
@@ -50,12 +53,13 @@ def select(
     """The plan to run: the wanted algorithm, or the one with the lowest price.
 
     ``exact`` says that the order of additions is free: whole numbers, minima, copies. Where it is not, an algorithm
-    whose ranks add in different orders is left out, since all ranks must end with the same bits.
+    whose ranks add in different orders is left out, since all ranks must end with the same bits. A multicast that is
+    wanted where the cluster has none gives way to the lowest price, too.
 
     >>> select(Collective(Kind.ALL_REDUCE, 8), Cluster.preset("lan8"), 64e6).algorithm
     """
     name = _wanted(collective, wanted or {})
-    if name is not None:
+    if name is not None and (cluster.multicast or not find(named(name)[0]).multicast):
         bare, given = named(name)
         return plan(collective, cluster, size_bytes, bare, **given)
     return _cheapest(collective, cluster, size_bytes, exact)
@@ -63,11 +67,14 @@ def select(
 
 @lru_cache(maxsize=64)  # later groups of the same hosts ask the same
 def _cheapest(collective: Collective, cluster: Cluster, size_bytes: float, exact: bool) -> Plan:
-    """Of all that serve, the one with the lowest price, or a simpler one that costs as much."""
-    entries = [entry.name for entry in worth_comparing(collective, cluster)]
+    """Of all that serve, the one with the lowest price, or a simpler one that costs as much.
+
+    Multicast is taken only where that saves more than the model can be wrong by.
+    """
+    entries = [entry.name for entry in worth_comparing(collective, cluster) if entry.name not in _NOT_MEASURED]
     if not exact and collective.num_ranks > 2:
         entries = [entry for entry in entries if entry not in _ORDER_DIFFERS]
-    plans = [plan(collective, cluster, size_bytes, entry) for entry in entries]
+    plans = worth_taking([plan(collective, cluster, size_bytes, entry) for entry in entries])
     if not plans:
         raise UsageError(f"no algorithm serves {collective}")
     best_s = min(found.cost.exposed_s for found in plans)
@@ -112,11 +119,13 @@ def cluster_of(
     hosts: Sequence[str],
     *,
     rate_bytes_per_s: float | Sequence[float] | None = None,
+    down_bytes_per_s: Sequence[float] = (),
     latency_s: float | None = None,
 ) -> Cluster:
     """The cluster of a group, from the host of each rank and what its links can do (by default, 10 Gbit/s Ethernet).
 
-    A rate is one for all, or one a rank, the same for ranks of one host.
+    A rate is one for all, or one a rank, the same for ranks of one host. What hosts can receive is the same, unless it
+    is given, for each rank.
     """
     names = list(dict.fromkeys(hosts))
     plain = Host(local_bytes_per_s=LOCAL_RATE_BYTES_PER_S, local_latency_s=LOCAL_LATENCY_S)
@@ -126,6 +135,10 @@ def cluster_of(
     if isinstance(rate_bytes_per_s, (int, float)):
         rate_bytes_per_s = [rate_bytes_per_s] * len(hosts)
     rates = [rate_bytes_per_s[hosts.index(name)] for name in names]
-    machines = [replace(plain, up_bytes_per_s=rate, down_bytes_per_s=rate, latency_s=latency_s) for rate in rates]
+    down_rates = [down_bytes_per_s[hosts.index(name)] for name in names] if down_bytes_per_s else rates
+    machines = [
+        replace(plain, up_bytes_per_s=up, down_bytes_per_s=down, latency_s=latency_s)
+        for up, down in zip(rates, down_rates, strict=True)
+    ]
     host_of = tuple(names.index(host) for host in hosts)
     return Cluster(tuple(machines), host_of, name="group", wire_factor=ETHERNET_WIRE_FACTOR)

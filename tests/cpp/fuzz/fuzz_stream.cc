@@ -1,5 +1,5 @@
 // A member of a group of two that says anything at all while the other has a collective, a send and a receive in
-// flight, or a collective that awaits a decision, or an operation of a team. Frames are made to fit, except for the
+// flight, or a collective that awaits a decision, or a transfer to many by multicast, or an operation of a team. Frames are made to fit, except for the
 // fields that the input changes, so that they get far into the engine. Whatever happens, all three end soon after the
 // stream does, and no byte outside their buffers is touched.
 #include <chrono>
@@ -23,9 +23,12 @@ void say(testing::Impostor& impostor, const Rings& rings, testing::Input& input,
   FrameHeader header;
   const uint8_t type = input.byte();
   if (type >= 0xf0) return impostor.send(input.take(input.byte()));  // no frame at all
-  header.type = type >= 0xd8 ? FrameType::kGivenUp : static_cast<FrameType>(1 + type % 18);
+  header.type = type >= 0xd8   ? FrameType::kGivenUp
+                : type >= 0xa8 ? static_cast<FrameType>(20 + type % 7)
+                               : static_cast<FrameType>(1 + type % 18);
   const uint8_t changed = input.byte();
-  const bool collective = header.type <= FrameType::kPosted;
+  const bool of_spread = is_of_spread(header.type);
+  const bool collective = header.type <= FrameType::kPosted || of_spread;
   const bool decides = header.type == FrameType::kArrived || header.type == FrameType::kDecided;
   header.seq = collective || header.type >= FrameType::kProbe ? first + 1 : 0;
   header.call = call;
@@ -34,6 +37,13 @@ void say(testing::Impostor& impostor, const Rings& rings, testing::Input& input,
   const bool says_why = header.type == FrameType::kError || header.type == FrameType::kGivenUp;
   header.length = says_why ? 5 : header.type == FrameType::kDecided ? 1 : bytes - *moved;
   if (decides) header.offset = 1;
+  if (of_spread) {  // of the first or the second spread; by turns of rounds
+    header.id = changed >> 7;
+    header.offset = header.type == FrameType::kRepair ? 0 : 1;
+    header.length = header.type == FrameType::kRepair ? std::min<uint64_t>(bytes, 1000) : 0;
+    const bool lists = header.type == FrameType::kWant || header.type == FrameType::kLacks;
+    if (lists && type % 2 == 0) header.length = kRangeBytes;
+  }
   if ((changed & 1) != 0) header.id = static_cast<uint32_t>(input.number(4));
   if ((changed & 2) != 0) header.seq = first + input.number(2);
   if ((changed & 4) != 0) header.offset = input.number(4);
@@ -46,6 +56,10 @@ void say(testing::Impostor& impostor, const Rings& rings, testing::Input& input,
     const uint64_t address = reinterpret_cast<uint64_t>(memory.data()) + ((changed & 128) != 0 ? input.number(4) : 0);
     payload.resize(sizeof(address));
     std::memcpy(payload.data(), &address, sizeof(address));
+  } else if (of_spread && header.length == kRangeBytes) {
+    payload.resize(kRangeBytes);
+    payload[1] = input.byte();
+    payload[9] = input.byte();
   } else if (header.streamed_bytes() > 0) {
     const uint64_t whole = std::min<uint64_t>(header.length, 1 << 18);
     payload.resize((changed & 128) != 0 ? std::min<uint64_t>(input.number(3), whole) : whole, 0x55);
@@ -109,6 +123,22 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     engine.decide_by(group, rules);
   }
   const bool team = !messages && (choices & 32) != 0;
+  const bool spreads = !messages && !team && (choices & 64) != 0;
+  if (spreads) {
+    testing::Schedule schedule{"spreads", 2, {}};
+    schedule.spreads = {{0, 0, 0}, {1, 1, 1}};
+    operation->call.kind = Kind::kAllGather;
+    operation->program = schedule.program(0, 2);
+    operation->places = testing::cut(buffers->collective.data(), bytes / 4, 4, 2, &nothing);
+    MulticastSettings settings;
+    settings.group = "239.192.7.3";
+    settings.port = 41998;
+    settings.interface_address = "127.0.0.1";
+    settings.num_ranks = 2;
+    settings.group_id = member.id;
+    settings.secret = member.secret;
+    engine.spread_by(group, Multicast::create(settings), {1'000'000'000, 1'000'000'000});
+  }
   const uint64_t first = team ? kFirstOfTeams : 0;
   if (team) operation->number = first + 1;
   const auto post = [&] {

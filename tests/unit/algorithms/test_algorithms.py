@@ -60,6 +60,7 @@ STEPS = {
     ("doubling", Kind.BARRIER): lambda n: int(log2(n)) + (2 if n & (n - 1) else 0),
     ("halving_doubling", Kind.ALL_REDUCE): lambda n: 2 * int(log2(n)) + (2 if n & (n - 1) else 0),
     ("multicast", Kind.ALL_GATHER): lambda n: n if n > 1 else 0,
+    ("multicast", Kind.ALL_REDUCE): lambda n: 2 * n - 1 if n > 1 else 0,
 }
 
 
@@ -104,6 +105,43 @@ def test_multicast_sends_each_byte_once() -> None:
         assert proof.chunks_sent.tolist() == [1] * n
         assert proof.most_receives_at_once <= chains
         assert proof.schedule.num_steps == ceil(n / chains)
+
+
+def test_an_all_reduce_by_multicast_sends_one_buffer() -> None:
+    for n, chains, pieces in ((2, 1, 1), (5, 2, 1), (8, 8, 1), (12, 5, 3)):
+        proof = prove("multicast", Collective(Kind.ALL_REDUCE, n), chains=chains, pieces=pieces)
+        assert proof.chunks_sent.tolist() == [proof.schedule.num_chunks] * n
+        assert proof.chunks_received.tolist() == [2 * (n - 1) * pieces] * n
+        assert proof.schedule.num_steps == (n - 1 + ceil(n / chains)) * pieces
+
+
+def test_a_ring_with_holes_sends_one_message_a_step_and_one_buffer_in_all() -> None:
+    for n in (2, 3, 5, 8):
+        for pieces in (1, 2, n - 1, n, 3 * n - 2):
+            proof = prove("multicast_ring", Collective(Kind.ALL_REDUCE, n), pieces=pieces)
+            table = proof.schedule.transfers
+            assert proof.most_sends_at_once == 1, (n, pieces)
+            assert proof.chunks_sent.tolist() == [n * pieces] * n
+            assert proof.chunks_received.tolist() == [2 * (n - 1) * pieces] * n
+            multicasts = np.bincount(table.step[~table.reduce])
+            assert multicasts[:-1].max(initial=0) <= 1, "one rank at a time, but for the last chunks of all"
+            assert proof.schedule.num_steps <= n * pieces + 2 * n
+
+
+def test_a_multicast_enters_each_host_once() -> None:
+    """Three hosts with 1, 3 and 2 ranks: each port carries what its host has not, and no byte of it twice."""
+    host_of, chunks_of = (0, 1, 1, 2, 1, 2), np.array([1, 3, 2])
+    for chains in (1, 2, 6):
+        proof = prove("multicast", Collective(Kind.ALL_GATHER, 6), chains=chains)
+        sent, received = proof.host_traffic(host_of)
+        assert sent.tolist() == chunks_of.tolist()
+        assert received.tolist() == (6 - chunks_of).tolist()
+
+
+def test_algorithms_say_whether_they_multicast() -> None:
+    for entry in ALGORITHMS.values():
+        kind = sorted(entry.kinds)[0]
+        assert entry.multicast == (not prove(entry.name, Collective(kind, 6)).schedule.transfers.unicast), entry.name
 
 
 def test_hierarchical_crosses_ports_as_little_as_possible() -> None:

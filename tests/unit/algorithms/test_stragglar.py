@@ -83,3 +83,29 @@ def test_partial_delay_shortens_the_rest_one_to_one() -> None:
         cluster = Cluster.uniform(n, Host(1.0, 1.0, 0.0)).with_late({0: delay})
         expected = 1 + max(0.0, (n - 2) / (n - 1) - delay) + 2 / (pieces * (n - 1))
         assert cost(schedule, cluster, 1.0).exposed_s == pytest.approx(expected, abs=1 / (pieces * (n - 1)))
+
+
+@given(n=st.integers(3, 60), pieces=st.integers(1, 5), data=st.data())
+@examples(60)
+def test_with_multicast_all_others_together_send_one_buffer_after_the_arrival(
+    n: int, pieces: int, data: st.DataObject
+) -> None:
+    late = data.draw(st.integers(0, n - 1))
+    proof = prove("stragglar_multicast", Collective(Kind.ALL_REDUCE, n), late=late, pieces=pieces)
+    table, chunks = proof.schedule.transfers, pieces * (n - 1)
+    assert (proof.most_sends_at_once, proof.most_receives_at_once, proof.staged_chunks) == (1, 1, 0)
+    needs_late = (table.source == late) | (table.destination[table.first[:-1]] == late)
+    first_step = int(table.step[needs_late].min())
+    assert proof.schedule.num_steps - first_step == chunks + 1
+    sent_after = np.bincount(table.source[table.step >= first_step], minlength=n)
+    assert sent_after.tolist() == [chunks if rank == late else pieces for rank in range(n)]
+
+
+@pytest.mark.parametrize(("n", "uplinks"), [(8, 1.0), (8, 0.2), (5, 1.0), (32, 1.0)])
+def test_the_exposed_time_with_multicast_matches_its_formula(n: int, uplinks: float) -> None:
+    """A buffer over the slower way of a port, and one chunk to begin with: 1 + 1/K buffer times."""
+    pieces = 4
+    schedule = prove("stragglar_multicast", Collective(Kind.ALL_REDUCE, n), late=2, pieces=pieces).schedule
+    cluster = Cluster.uniform(n, Host(100 * uplinks, 100.0, 0.0), multicast=True).with_late({2: 1000.0})
+    expected = (1 + 1 / (pieces * (n - 1))) / uplinks
+    assert cost(schedule, cluster, 100.0).exposed_s == pytest.approx(expected)

@@ -6,6 +6,7 @@ from paceline.bench.contenders import Contender
 from paceline.bench.figures import Operation
 from paceline.bench.measure import Effort, Question, Samples, check_lab
 from paceline.errors import UsageError
+from paceline.lab import PortBytes
 
 
 def _spent(effort: Effort, iteration_s: float) -> list[int]:
@@ -63,3 +64,10 @@ def test_questions_that_make_no_sense_are_refused() -> None:
         _question(dtype="float31")
     with pytest.raises(UsageError, match="openmpi is measured on one host only"):
         check_lab(_question(peers=[Contender("openmpi")]))
+
+
+def test_traffic_adds_up_over_blocks() -> None:
+    samples = Samples()
+    samples.add_traffic([PortBytes(5, 7), PortBytes(0, 0)], [PortBytes(25, 8), PortBytes(4, 0)], calls=2)
+    samples.add_traffic([PortBytes(25, 8), PortBytes(4, 0)], [PortBytes(26, 9), PortBytes(4, 9)], calls=1)
+    assert (samples.calls, samples.sent_bytes, samples.received_bytes) == (3, [21, 4], [2, 9])

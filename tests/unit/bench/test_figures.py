@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.bench.figures import Operation, Summary, bus_factor, limit_s
+from paceline.bench.sizes import elements
 from paceline.ir.cluster import Cluster
 
 LAN8 = Cluster.preset("lan8")
@@ -62,3 +63,24 @@ def test_ranks_of_a_host_share_its_port() -> None:
     assert limit_s(Operation.SEND_RECV, hosts_of_four, 64_000_000) == pytest.approx(buffer_s)
     by_turns = replace(hosts_of_four, host_of=(0, 1) * 4)  # each rank sends to the other host
     assert limit_s(Operation.SEND_RECV, by_turns, 64_000_000) == pytest.approx(4 * buffer_s)
+
+
+def test_what_two_operations_move_over_a_port_adds_up() -> None:
+    """On slow uplinks an all-gather by multicast and a reduce-scatter send one buffer; two rings would send 1.75."""
+    both = (Operation.ALL_GATHER, LAN8, 64_000_000)
+    assert limit_s(*both, beside=Operation.REDUCE_SCATTER) == pytest.approx(1.75 * BUFFER_S)
+    uplink8 = Cluster.preset("uplink8")
+    sent_s = limit_s(Operation.ALL_GATHER, uplink8, 64_000_000, beside=Operation.REDUCE_SCATTER)
+    assert sent_s == pytest.approx(5 * BUFFER_S)
+    unicast = replace(uplink8, multicast=False)
+    assert limit_s(Operation.ALL_GATHER, unicast, 64_000_000, beside=Operation.REDUCE_SCATTER) == pytest.approx(
+        1.75 * 5 * BUFFER_S
+    )
+    spread = limit_s(Operation.BROADCAST, LAN8, 64_000_000, beside=Operation.BROADCAST)
+    assert spread == pytest.approx(2 * BUFFER_S)
+    assert limit_s(Operation.ALL_GATHER, Cluster.preset("gpu8"), 64_000_000, beside=Operation.BROADCAST) is None
+
+
+def test_a_share_is_equal_also_of_what_runs_beside() -> None:
+    assert elements(Operation.ALL_REDUCE, 4_000, "float32", 7) == 1000
+    assert elements(Operation.ALL_REDUCE, 4_000, "float32", 7, Operation.ALL_GATHER) == 994

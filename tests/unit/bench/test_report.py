@@ -50,6 +50,27 @@ def test_without_a_lab_there_is_no_limit() -> None:
     assert "limit" not in _printed(_results(limit_s=None))
 
 
+def test_bytes_of_ports_are_columns_where_there_is_a_lab() -> None:
+    results = _results()
+    assert "all ports" not in _printed(results)
+    sent, received = [8e6, 9e6], [40e6, 50e6]
+    rows = [msgspec.structs.replace(row, sent_bytes=sent, received_bytes=received) for row in results.rows[:1]]
+    counted = msgspec.structs.replace(results, rows=[*rows, *results.rows[1:]])
+    head, first, second, *_ = _printed(counted).splitlines()
+    for name in ("sent", "received", "all ports"):
+        assert name in head
+    assert "9 MB 50 MB 107 MB" in " ".join(first.split())
+    assert " 0 - - - 0.400" in " ".join(second.split())
+    assert any("the most that crossed a host's port" in line for line in caption(counted))
+
+
+def test_the_caption_tells_of_losses_and_of_what_runs_beside() -> None:
+    text = "\n".join(caption(msgspec.structs.replace(_results(), loss=0.01, beside="reducescatter")))
+    assert "0.01 of the packets to a host lost" in text
+    assert "allreduce beside reducescatter on a group of its own, 8 ranks on lan8" in text
+    assert "when allreduce and reducescatter are both done" in text
+
+
 def test_the_caption_says_where_when_and_how() -> None:
     results = _results()
     text = "\n".join(caption(results))

@@ -122,7 +122,7 @@ def test_compare(tmp_path: Path) -> None:
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert any("ring / it" in line for line in lines)
-    assert sum(line.startswith(("ring", "stragglar", "bruck", "late_ranks", "doubling")) for line in lines) == 5
+    assert sum(line.startswith(("ring", "stragglar", "bruck", "late_ranks", "doubling")) for line in lines) == 6
     drawn = paceline("compare", "barrier", "--ranks", "4", "--plot", str(tmp_path / "c.png"))
     assert drawn.returncode == 0, drawn.stderr
     assert (tmp_path / "c.png").stat().st_size > 1000

@@ -40,6 +40,7 @@ CLOSED_FORMS = {
     ("dissemination", Kind.BARRIER): lambda n: _log(n) * LATENCY,
     ("one_shot", Kind.ALL_REDUCE): lambda n: (n - 1) * (LATENCY + SIZE / RATE),
     ("multicast", Kind.BROADCAST): lambda n: LATENCY + SIZE / RATE,  # noqa: ARG005
+    ("multicast", Kind.ALL_GATHER): lambda n: (n if n > 2 else 1) * (LATENCY + SIZE / n / RATE),
 }
 
 
@@ -48,6 +49,53 @@ def test_closed_forms(name: str, kind: Kind) -> None:
     for n in (2, 3, 5, 8, 13, 16):
         found = cost(prove(name, Collective(kind, n)).schedule, _flat(n), SIZE)
         assert found.total_s == found.exposed_s == pytest.approx(CLOSED_FORMS[name, kind](n)), n
+
+
+def test_all_roots_at_once_take_as_long_as_a_ring() -> None:
+    """One chain leaves a port idle while its rank sends; with n chains all ports receive all the time."""
+    for n in (2, 3, 8):
+        collective = Collective(Kind.ALL_GATHER, n)
+        together = prove("multicast", collective, chains=n).schedule
+        ring = prove("ring", collective).schedule
+        assert cost(together, _flat(n), SIZE).total_s == pytest.approx(cost(ring, _flat(n), SIZE).total_s)
+
+
+@pytest.mark.parametrize(("n", "times"), [(4, 2.0), (8, 2.0), (8, 5.0), (12, 4.0)])
+def test_a_ring_with_holes_keeps_slow_uplinks_busy_all_the_time(n: int, times: float) -> None:
+    """One buffer over the uplink, the first sums' way and the last chunks; a ring needs 2(n - 1)/n."""
+    pieces = 4 * (n - 1)
+    cluster = Cluster.uniform(n, Host(RATE, times * RATE, 0), multicast=True)
+    schedule = prove("multicast_ring", Collective(Kind.ALL_REDUCE, n), pieces=pieces).schedule
+    last_s = max(1.0, (n - 1) / times) / (n * pieces)
+    assert cost(schedule, cluster, SIZE).total_s == pytest.approx((1 + last_s) * SIZE / RATE)
+
+
+def test_a_multicast_waits_for_the_last_of_its_destinations_and_goes_at_the_pace_of_the_slowest() -> None:
+    slow = Host(RATE, RATE / 4, 0)
+    cluster = Cluster((Host(RATE, RATE, 0),) * 2 + (slow,), (0, 1, 2), (0.0, 0.0, 3.0))
+    schedule = prove("multicast", Collective(Kind.BROADCAST, 3)).schedule
+    found = cost(schedule, cluster, SIZE)
+    assert found.rank_done_s.tolist() == pytest.approx([3 + 4 * SIZE / RATE] * 3)
+
+
+def test_a_multicast_crosses_each_port_once_however_many_ranks_are_behind_it() -> None:
+    """Four hosts of two ranks: a host receives three quarters of an all-gather, not seven eighths."""
+    fast = {"local_bytes_per_s": 1e12, "local_latency_s": 0.0}
+    pairs = Cluster.uniform(4, Host(RATE, RATE, 0, **fast), ranks_per_host=2, multicast=True)
+    gather = prove("multicast", Collective(Kind.ALL_GATHER, 8), chains=8).schedule
+    found = cost(gather, pairs, SIZE)
+    assert found.total_s == pytest.approx(3 / 4 * SIZE / RATE, rel=1e-5)
+    assert found.bound_s == pytest.approx(3 / 4 * SIZE / RATE)
+    spread = prove("multicast", Collective(Kind.BROADCAST, 8)).schedule
+    assert cost(spread, pairs, SIZE).total_s == pytest.approx(SIZE / RATE)
+
+
+def test_ranks_of_a_sending_host_share_its_uplink() -> None:
+    """Two hosts of two ranks, slow uplinks: each host's half leaves it once."""
+    pairs = Cluster.uniform(2, Host(RATE / 5, RATE, 0, 1e12, 0), ranks_per_host=2, multicast=True)
+    gather = prove("multicast", Collective(Kind.ALL_GATHER, 4), chains=4).schedule
+    assert cost(gather, pairs, SIZE).total_s == pytest.approx(5 / 2 * SIZE / RATE, rel=1e-5)
+    assert cost(gather, pairs, SIZE).ratio == pytest.approx(1.0, rel=1e-5)
 
 
 def test_chain_is_a_pipeline() -> None:
@@ -127,6 +175,9 @@ def test_bound_of_a_multicast_and_of_slow_uplinks() -> None:
     gather = Collective(Kind.ALL_GATHER, 8)
     assert exposed_bound(gather, uplink, SIZE) == pytest.approx(7 / 8 * 5 * SIZE / RATE)
     assert exposed_bound(gather, uplink, SIZE, multicast=True) == pytest.approx(7 / 8 * SIZE / RATE)
+    reduce = Collective(Kind.ALL_REDUCE, 8)
+    assert exposed_bound(reduce, uplink, SIZE) == pytest.approx(7 / 4 * 5 * SIZE / RATE)
+    assert exposed_bound(reduce, uplink, SIZE, multicast=True) == pytest.approx(5 * SIZE / RATE)
 
 
 def test_bound_of_hosts_with_several_ranks() -> None:

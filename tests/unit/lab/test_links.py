@@ -127,3 +127,13 @@ def test_a_lab_that_does_not_run_says_so() -> None:
         with pytest.raises(LabError, match="not running"):
             attempt()
     lab.close()
+
+
+def test_the_counters_of_the_shaper_are_found() -> None:
+    said = (
+        '[{"kind":"noqueue","dev":"lo","root":true,"bytes":1},{"kind":"tbf","dev":"eth0","root":true,"bytes":1514},'
+        '{"kind":"clsact","dev":"eth0","parent":"ffff:fff1","bytes":9}]'
+    )
+    assert links.bytes_sent(said, "eth0") == 1514
+    with pytest.raises(LabError, match="no counters of port7"):
+        links.bytes_sent(said, "port7")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.algorithms import find
@@ -9,7 +11,7 @@ from paceline.errors import UnsupportedError, UsageError
 from paceline.ir.cluster import Cluster, Host
 from paceline.ir.collective import Collective, Kind
 from paceline.ir.cost import cost
-from paceline.policy.planning import compare, late_enough_s, plan
+from paceline.policy.planning import compare, late_enough_s, plan, worth_taking
 
 EIGHT = Collective(Kind.ALL_REDUCE, 8)
 LAN8 = Cluster.preset("lan8")
@@ -45,7 +47,8 @@ def test_chains_follow_slow_uplinks() -> None:
     slow_up = plan(gather, Cluster.preset("uplink8"), 64e6, "multicast")
     assert slow_up.parameters["chains"] >= 4
     assert slow_up.cost.ratio < 1.3
-    assert plan(gather, LAN8, 64e6, "multicast").parameters["chains"] == 1
+    assert plan(gather, LAN8, 64e6, "multicast").parameters["chains"] == 8, "a port that only sends loses time"
+    assert plan(Collective(Kind.BROADCAST, 8), LAN8, 64e6, "multicast").parameters["chains"] == 1
     for n in (3, 6, 7):
         odd = plan(Collective(Kind.ALL_GATHER, n), Cluster.preset("uplink8").resized(n), 64e6, "multicast")
         others = [
@@ -58,7 +61,7 @@ def test_compare_is_sorted_and_knows_what_makes_sense() -> None:
     names = [p.algorithm for p in compare(EIGHT, LAN8, 64e6)]
     assert not {"stragglar", "late_ranks", "hierarchical"} & set(names)
     plans = compare(EIGHT, LAN8.with_late({3: 2.0}), 64e6)
-    assert plans[0].algorithm == "stragglar"
+    assert worth_taking(plans)[0].algorithm == "stragglar"
     assert [p.cost.exposed_s for p in plans] == sorted(p.cost.exposed_s for p in plans)
     two_late = compare(EIGHT, LAN8.with_late({3: 2.0, 5: 2.0}), 64e6)
     assert two_late[0].algorithm == "late_ranks"
@@ -66,6 +69,19 @@ def test_compare_is_sorted_and_knows_what_makes_sense() -> None:
     assert tiny[0].algorithm == "doubling"
     gathers = [p.algorithm for p in compare(Collective(Kind.ALL_GATHER, 8), Cluster.preset("uplink8"), 64e6)]
     assert gathers[0] == "multicast"
+    no_multicast = replace(LAN8, multicast=False)
+    assert not [p.algorithm for p in compare(EIGHT, no_multicast, 64e6) if find(p.algorithm).multicast]
+
+
+def test_multicasts_that_save_little_are_not_worth_taking() -> None:
+    """StragglAR's chunks spread by multicast save 1% of 64 MB, and a broadcast 5% of what a chain takes."""
+    late = compare(EIGHT, LAN8.with_late({3: 2.0}), 64e6)
+    assert late[0].algorithm == "stragglar_multicast"
+    assert not [found for found in worth_taking(late) if found.algorithm == "stragglar_multicast"]
+    spread = compare(Collective(Kind.BROADCAST, 8), LAN8, 1e6)
+    assert worth_taking(spread) == spread
+    alone = [found for found in spread if found.algorithm == "multicast"]
+    assert worth_taking(alone) == alone
 
 
 def test_late_enough_hides_everything_that_can_be_hidden() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from paceline.policy.planning import compare
 from paceline.policy.select import cluster_of, select
 
 LAN = Cluster.preset("lan8")
+UPLINK = Cluster.preset("uplink8")
 
 
 @examples(30)
@@ -80,6 +83,11 @@ def test_ranks_are_put_on_their_hosts() -> None:
     assert cluster.hosts[0].latency_s == 1e-3
 
 
+def test_what_a_host_receives_may_differ_from_what_it_sends() -> None:
+    cluster = cluster_of(["b", "a", "b"], rate_bytes_per_s=[2e6, 1e6, 2e6], down_bytes_per_s=[8e6, 9e6, 8e6])
+    assert [(host.up_bytes_per_s, host.down_bytes_per_s) for host in cluster.hosts] == [(2e6, 8e6), (1e6, 9e6)]
+
+
 def test_pieces_are_named_with_the_algorithm() -> None:
     collective = Collective(Kind.ALL_REDUCE, 8)
     chosen = select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: "stragglar/3"})
@@ -90,3 +98,42 @@ def test_pieces_are_named_with_the_algorithm() -> None:
             select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: text})
     with pytest.raises(UsageError, match="doubling has no parameter 'pieces'"):
         select(collective, LAN, 64e6, wanted={Kind.ALL_REDUCE: "doubling/2"})
+
+
+@pytest.mark.parametrize("kind", [Kind.ALL_GATHER, Kind.ALL_REDUCE])
+def test_multicast_is_taken_where_uplinks_are_slow(kind: Kind) -> None:
+    for size in (1e6, 64e6):
+        assert select(Collective(kind, 8), UPLINK, size).algorithm == "multicast"
+
+
+@pytest.mark.parametrize("name", ["lan8", "lan4", "lan4x2", "lan2x4"])
+@pytest.mark.parametrize("kind", [Kind.ALL_GATHER, Kind.ALL_REDUCE])
+def test_multicast_is_not_taken_where_it_gains_no_time(kind: Kind, name: str) -> None:
+    cluster = Cluster.preset(name)
+    for power in range(8, 28, 2):
+        chosen = select(Collective(kind, cluster.num_ranks), cluster, 2**power)
+        assert chosen.schedule.transfers.unicast, 2**power
+
+
+@pytest.mark.parametrize("name", ["multicast_ring", "stragglar_multicast"])
+def test_what_was_not_measured_runs_where_it_is_asked_for(name: str) -> None:
+    collective = Collective(Kind.ALL_REDUCE, 8)
+    half = replace(UPLINK, hosts=tuple(replace(host, up_bytes_per_s=31.25e6) for host in UPLINK.hosts))
+    assert compare(collective, half, 64e6)[0].algorithm == "multicast_ring"
+    assert select(collective, half, 64e6).algorithm == "multicast"
+    assert select(collective, half, 64e6, wanted={Kind.ALL_REDUCE: name}).algorithm == name
+
+
+def test_a_broadcast_is_multicast_where_a_chain_takes_long_to_fill() -> None:
+    assert select(Collective(Kind.BROADCAST, 8), LAN, 64e3).algorithm == "multicast"
+    assert select(Collective(Kind.BROADCAST, 8), LAN, 256e6).algorithm == "chain"
+    assert select(Collective(Kind.BROADCAST, 2), Cluster.preset("lan8").among([0, 1]), 64e3).algorithm != "multicast"
+
+
+def test_without_multicast_none_is_taken_even_if_it_is_wanted() -> None:
+    alone = replace(UPLINK, multicast=False)
+    for kind in (Kind.ALL_GATHER, Kind.ALL_REDUCE, Kind.BROADCAST):
+        collective = Collective(kind, 8)
+        assert select(collective, alone, 64e6).schedule.transfers.unicast
+        assert select(collective, alone, 64e6, wanted={None: "multicast"}).schedule.transfers.unicast
+        assert select(collective, UPLINK, 64e6, wanted={None: "multicast"}).algorithm == "multicast"

@@ -38,7 +38,8 @@ class Prepare(msgspec.Struct, tag=True, frozen=True):
 
     ``late_s`` tells by rank who will be late, to those who want to know before. ``between_s`` is what a replayed layer
     lasts less, because that much passes between layers anyway. ``first_count`` is the size of a replayed DDP's first
-    bucket, where that is smaller than the others. ``memory`` is where torch's tensors lie (``MEMORIES``).
+    bucket, where that is smaller than the others. ``memory`` is where torch's tensors lie (``MEMORIES``). ``beside`` is
+    another operation, on a group of its own, which runs at the same time.
     """
 
     operation: str
@@ -48,6 +49,7 @@ class Prepare(msgspec.Struct, tag=True, frozen=True):
     between_s: float = 0.0
     first_count: int = 0
     memory: str = "torch"
+    beside: str = ""
 
 
 class Pause(msgspec.Struct, frozen=True):
