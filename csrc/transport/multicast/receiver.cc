@@ -82,7 +82,8 @@ class MulticastReceiver::Batch {
     alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(int))> bytes;
   };
 
-  // The size of the packets that this datagram was made of.
+  // The size of the packets that this datagram was made of. UDP_GRO is the only control message that the socket asks
+  // for, so there is space for this one: another would take it.
   static std::optional<size_t> merged_from(msghdr& message) {
     const cmsghdr* const control = CMSG_FIRSTHDR(&message);
     if (control == nullptr || control->cmsg_level != IPPROTO_UDP || control->cmsg_type != UDP_GRO) return std::nullopt;

@@ -161,7 +161,6 @@ Fd open_receiving(const MulticastRoute& route, size_t buffer_bytes, bool* merged
       set(socket.get(), SOL_SOCKET, SO_RCVBUF, wanted, "SO_RCVBUF");  // without privileges up to net.core.rmem_max
     }
   }
-  set(socket.get(), SOL_SOCKET, SO_RXQ_OVFL, 1, "SO_RXQ_OVFL");
   const int on = 1;
   *merged = *merged && ::setsockopt(socket.get(), IPPROTO_UDP, UDP_GRO, &on, sizeof(on)) == 0;
   // Bound to the group's address, so that nothing else that is sent to the port arrives.
