@@ -61,7 +61,7 @@ fuzz)
     folder=build/fuzz-${compiler##*/}  # another compiler needs another cache
     build "$folder" -DPACELINE_FUZZERS=ON -DPACELINE_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_DEBUG=-O1 \
         "-DCMAKE_CXX_COMPILER=$compiler"
-    for target in frame handshake port stream; do
+    for target in frame handshake packet port stream; do
         corpus=tests/cpp/corpus/$target
         if grep -q '^CMAKE_CXX_COMPILER:.*clang' "$folder/CMakeCache.txt"; then
             found=$folder/found/$target

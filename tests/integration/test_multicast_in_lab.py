@@ -123,6 +123,7 @@ def test_a_rank_that_is_killed_is_named(lab: Lab, victim: int) -> None:
     processes = _start(lab, "until-failure", 5_000_000)
     _await(processes, "working")
     processes[victim].kill()
+    processes[victim].communicate()
     others = [process for rank, process in enumerate(processes) if rank != victim]
     for lines in _output(others):
         assert any("DistBackendError" in line and f"rank {victim} (host{victim})" in line for line in lines), lines

@@ -2,8 +2,9 @@
 // in a packet that carries its number, and goes straight to its place; losses are reported as gaps, which are repaired
 // by send_again() here or by bytes that came by another way (place()).
 //
-// Two threads: one receives, one sends. Neither takes a lock of the caller, and every call here returns within
-// microseconds, so that callers may hold their own lock. Calls may come from any thread.
+// Two threads: one receives, one sends. Neither takes a lock of the caller, and no call here waits for the network, so
+// callers may hold their own lock: disarm() waits for the copy of one packet at most, cancel() for one burst to be
+// handed to the kernel. Calls may come from any thread.
 //
 //   what a transfer is told          what follows
 //   arm()                            its packets are placed; kQuiet each time nothing new has come for `quiet_after`

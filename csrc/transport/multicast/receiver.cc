@@ -70,9 +70,11 @@ class MulticastReceiver::Batch {
   void for_each_packet(size_t piece, const Work& work) {
     const std::span<const uint8_t> datagram(bytes_.get() + piece * piece_bytes_, messages_[piece].msg_len);
     const size_t packet_bytes = merged_from(messages_[piece].msg_hdr).value_or(datagram.size());
-    for (size_t at = 0; at < datagram.size(); at += packet_bytes) {
+    size_t at = 0;
+    do {  // once for an empty one, too
       work(datagram.subspan(at, std::min(packet_bytes, datagram.size() - at)));
-    }
+      at += packet_bytes;
+    } while (at < datagram.size());
   }
 
  private:
@@ -80,7 +82,8 @@ class MulticastReceiver::Batch {
     alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(int))> bytes;
   };
 
-  // The size of the packets that this datagram was made of.
+  // The size of the packets that this datagram was made of. UDP_GRO is the only control message that the socket asks
+  // for, so there is space for this one: another would take it.
   static std::optional<size_t> merged_from(msghdr& message) {
     const cmsghdr* const control = CMSG_FIRSTHDR(&message);
     if (control == nullptr || control->cmsg_level != IPPROTO_UDP || control->cmsg_type != UDP_GRO) return std::nullopt;
@@ -125,7 +128,9 @@ MulticastReceiver::~MulticastReceiver() {
 
 void MulticastReceiver::arm(uint64_t transfer, uint32_t source, uint8_t* to, uint64_t bytes, milliseconds quiet_after) {
   const Chunks chunks{bytes, chunk_bytes_};
-  if (source >= authenticators_.size()) throw std::invalid_argument("multicast: a transfer from a rank that is none");
+  if (source >= authenticators_.size() || source == rank_) {
+    throw std::invalid_argument("multicast: a transfer from no other rank of the group");
+  }
   if (!chunks.can_be_numbered())
     throw std::invalid_argument("multicast: a transfer of more bytes than packets can name");
   const auto armed = std::make_shared<Armed>(source, to, chunks, quiet_after);
@@ -235,15 +240,17 @@ void MulticastReceiver::drain(Batch& batch) {
     }
     recent_.reset();
     ++counted_.batches_received;
-    {
-      const std::lock_guard lock(count_mutex_);
-      published_ = counted_;
-    }
+    publish();
     if (now >= next_look_) {
       tell_quiet(now, false);
       next_look_ = now + kLookWhileBusy;
     }
   }
+}
+
+void MulticastReceiver::publish() {
+  const std::lock_guard lock(count_mutex_);
+  published_ = counted_;
 }
 
 void MulticastReceiver::wait() {
@@ -305,7 +312,9 @@ void MulticastReceiver::place(const PacketHeader& header, const uint8_t* payload
   } else {
     counted_.bytes_received += header.payload_bytes();
     recent_->heard = now;
-    if (recent_->placement.complete()) events_.add({Multicast::Event::Kind::kComplete, header.transfer});
+    if (!recent_->placement.complete()) return;
+    publish();  // who has heard of the event finds its packets counted
+    events_.add({Multicast::Event::Kind::kComplete, header.transfer});
   }
 }
 

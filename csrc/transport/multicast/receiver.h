@@ -61,6 +61,7 @@ class MulticastReceiver {
   void run();
   // Reads packets until the socket is empty.
   void drain(Batch& batch);
+  void publish();
   // Sleeps until there is something to do.
   void wait();
   void receive(std::span<const uint8_t> packet, Clock::time_point now);

@@ -163,8 +163,9 @@ void MulticastSender::send_again(uint64_t transfer, const uint8_t* from, uint64_
 }
 
 void MulticastSender::add(Job job) {
-  if (!job.chunks.can_be_numbered())
+  if (!job.chunks.can_be_numbered()) {
     throw std::invalid_argument("multicast: a transfer of more bytes than packets can name");
+  }
   if (job.runs.empty() || job.runs.front().chunk == job.runs.front().end) {  // no bytes
     events_.add({Multicast::Event::Kind::kSent, job.transfer});
     return;
@@ -236,6 +237,7 @@ void MulticastSender::work(std::unique_lock<std::mutex>& lock, Burst& burst) {
   burst.clear();
   PacketHeader header{.group_mark = group_mark_, .source = rank_, .transfer = job->transfer, .chunks = job->chunks};
   for (const Run& run : job->runs) {
+    if (burst.size() == most) break;
     for (uint64_t chunk = run.chunk; chunk < run.end && burst.size() < most; ++chunk) {
       header.chunk = static_cast<uint32_t>(chunk);
       nonces_.next(&header);

@@ -161,7 +161,6 @@ Fd open_receiving(const MulticastRoute& route, size_t buffer_bytes, bool* merged
       set(socket.get(), SOL_SOCKET, SO_RCVBUF, wanted, "SO_RCVBUF");  // without privileges up to net.core.rmem_max
     }
   }
-  set(socket.get(), SOL_SOCKET, SO_RXQ_OVFL, 1, "SO_RXQ_OVFL");
   const int on = 1;
   *merged = *merged && ::setsockopt(socket.get(), IPPROTO_UDP, UDP_GRO, &on, sizeof(on)) == 0;
   // Bound to the group's address, so that nothing else that is sent to the port arrives.
@@ -183,10 +182,13 @@ Fd open_sending(const MulticastRoute& route, bool loop) {
   Fd socket = open_socket(route);
   // By the loopback interface packets come back anyway; looped as well, they would come twice.
   const int looped = loop && !route.loopback ? 1 : 0;
+  // By RECVERR the kernel says when this host's own queue had no room for packets (ENOBUFS), which it otherwise keeps
+  // to itself.
   if (route.ipv6()) {
     set(socket.get(), IPPROTO_IPV6, IPV6_MULTICAST_IF, static_cast<int>(route.interface), "IPV6_MULTICAST_IF");
     set(socket.get(), IPPROTO_IPV6, IPV6_MULTICAST_HOPS, kHops, "IPV6_MULTICAST_HOPS");
     set(socket.get(), IPPROTO_IPV6, IPV6_MULTICAST_LOOP, looped, "IPV6_MULTICAST_LOOP");
+    set(socket.get(), IPPROTO_IPV6, IPV6_RECVERR, 1, "IPV6_RECVERR");
   } else {
     ip_mreqn interface{};
     interface.imr_address = read_as<sockaddr_in>(reinterpret_cast<const sockaddr*>(&route.own)).sin_addr;
@@ -194,6 +196,7 @@ Fd open_sending(const MulticastRoute& route, bool loop) {
     set(socket.get(), IPPROTO_IP, IP_MULTICAST_IF, interface, "IP_MULTICAST_IF");
     set(socket.get(), IPPROTO_IP, IP_MULTICAST_TTL, kHops, "IP_MULTICAST_TTL");
     set(socket.get(), IPPROTO_IP, IP_MULTICAST_LOOP, looped, "IP_MULTICAST_LOOP");
+    set(socket.get(), IPPROTO_IP, IP_RECVERR, 1, "IP_RECVERR");
   }
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&route.group), route.group_length) != 0) {
     fail("multicast: cannot send to the group");
