@@ -22,8 +22,8 @@ from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline._c10d import Backend, Engine
-    from paceline.observe.arrivals import Arrival
     from paceline.ir.cluster import Cluster
+    from paceline.observe.arrivals import Arrival
     from paceline.observe.links import Exchange, KnownLinks
     from paceline.planner import Planner
 

@@ -89,7 +89,9 @@ def test_rank_0s_settings_hold_for_all(rank_0: Config, own: Config, caplog: pyte
     groups: list[Any] = []
     for settings in (rank_0, own):
         with caplog.at_level(logging.WARNING, "paceline"):
-            groups.append(backend._planner(settings, 0, None, HOSTS, backend._published(rank_0), _no_exchange, _no_multicast))
+            groups.append(
+                backend._planner(settings, 0, None, HOSTS, backend._published(rank_0), _no_exchange, _no_multicast)
+            )
     assert groups[0]._cluster == groups[1]._cluster
     assert groups[0]._config.shared == groups[1]._config.shared == rank_0.shared
     assert groups[1]._config.late == own.late
