@@ -22,11 +22,10 @@ namespace {
 
 // Columns: step, peer, chunk, count, whether this rank receives, whether it reduces, the number of its first spread.
 // Spreads: number, source, receivers.
-std::shared_ptr<Program> make_program(uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest,
-                                      const std::string& name,
-                                      const py::array_t<int64_t, py::array::c_style | py::array::forcecast>& table,
-                                      bool in_order, bool in_turn,
-                                      const std::vector<std::tuple<uint32_t, uint32_t, std::vector<uint32_t>>>& spreads) {
+std::shared_ptr<Program> make_program(
+    uint32_t rank, uint32_t num_ranks, uint32_t num_chunks, uint64_t digest, const std::string& name,
+    const py::array_t<int64_t, py::array::c_style | py::array::forcecast>& table, bool in_order, bool in_turn,
+    const std::vector<std::tuple<uint32_t, uint32_t, std::vector<uint32_t>>>& spreads) {
   if (table.ndim() != 2 || table.shape(1) != 7) throw py::value_error("rows have seven columns");
   const auto cells = table.unchecked<2>();
   std::vector<Row> rows;
@@ -101,11 +100,10 @@ c10::intrusive_ptr<Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& 
     const py::gil_scoped_acquire lock;
     return (*known)().cast<std::string>();
   };
-  settings.make_planner = [maker = hold(std::move(make_planner))](int group_rank,
-                                                                  const c10::intrusive_ptr<c10d::Store>& group_store,
-                                                                  const std::vector<std::string>& hosts,
-                                                                  const std::string& links, const Exchange& exchange,
-                                                                  const TryMulticast& try_multicast) {
+  settings.make_planner = [maker = hold(std::move(make_planner))](
+                              int group_rank, const c10::intrusive_ptr<c10d::Store>& group_store,
+                              const std::vector<std::string>& hosts, const std::string& links, const Exchange& exchange,
+                              const TryMulticast& try_multicast) {
     const py::gil_scoped_acquire lock;
     const py::cpp_function unlocked(exchange, py::call_guard<py::gil_scoped_release>());
     const py::cpp_function try_it(

@@ -18,9 +18,9 @@ namespace {
 
 // How long packets may take to get through, and how often each rank sends one meanwhile.
 constexpr auto kLongestProbe = std::chrono::milliseconds(1000);
-constexpr auto kProbeEvery = std::chrono::milliseconds(20);
+constexpr auto kProbeEvery = std::chrono::milliseconds(5);
 
-// More than a frame of TCP's control could be mistaken for, and one packet.
+// One packet.
 constexpr size_t kProbeBytes = 64;
 
 constexpr size_t kReceiveBufferBytes = 16 << 20;
@@ -120,11 +120,16 @@ void attempt_and_say(Conversation& conversation, const std::string& round, const
   conversation.say(round, words);
 }
 
-void take_completed(Multicast& multicast, std::chrono::milliseconds wait, std::set<uint64_t>* expected) {
-  pollfd events{multicast.event_fd(), POLLIN, 0};
-  ::poll(&events, 1, static_cast<int>(wait.count()));
-  for (const Multicast::Event& event : multicast.take_events()) {
-    if (event.kind == Multicast::Event::Kind::kComplete) expected->erase(event.transfer);
+// Listens for a while, or until the last of them has come.
+void await_completed(Multicast& multicast, std::chrono::milliseconds wait, std::set<uint64_t>* expected) {
+  const auto until = std::chrono::steady_clock::now() + wait;
+  const bool some = !expected->empty();
+  for (auto now = until - wait; now < until && expected->empty() != some; now = std::chrono::steady_clock::now()) {
+    pollfd events{multicast.event_fd(), POLLIN, 0};
+    ::poll(&events, 1, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(until - now).count()));
+    for (const Multicast::Event& event : multicast.take_events()) {
+      if (event.kind == Multicast::Event::Kind::kComplete) expected->erase(event.transfer);
+    }
   }
 }
 
@@ -144,13 +149,16 @@ void probe(Conversation& conversation, const Group& group, Multicast& multicast)
   const auto until = std::chrono::steady_clock::now() + kLongestProbe;
   for (bool said = false; refusal.empty();) {
     multicast.send(group.rank(), own.data(), kProbeBytes);
-    take_completed(multicast, kProbeEvery, &expected);
+    await_completed(multicast, kProbeEvery, &expected);
     const bool over = std::chrono::steady_clock::now() >= until;
     if (!said && (expected.empty() || over)) {
       std::string silent;
       for (const uint64_t rank : expected) silent += (silent.empty() ? "" : ", ") + std::to_string(rank);
+      const Multicast::Counters counters = multicast.counters();
       conversation.say("heard", expected.empty() ? std::string(1, kReady)
-                                                 : kRefusal + ("no packet came from rank " + silent));
+                                                 : kRefusal + ("no packet came from rank " + silent + " (" +
+                                                               std::to_string(counters.packets_received) + " came, " +
+                                                               std::to_string(counters.forged) + " with wrong tags)"));
       said = true;
     }
     if (said && conversation.all_have_said("heard")) break;

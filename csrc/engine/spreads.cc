@@ -126,8 +126,9 @@ Spreads::Running* Spreads::find(uint64_t transfer, Job** job) {
   const auto found = jobs_.find(transfer >> kSpreadBits);
   if (found == jobs_.end()) return nullptr;
   *job = &found->second;
-  const auto entry = std::lower_bound(found->second.spreads.begin(), found->second.spreads.end(), transfer,
-                                      [](const Running& running, uint64_t wanted) { return running.transfer < wanted; });
+  const auto entry =
+      std::lower_bound(found->second.spreads.begin(), found->second.spreads.end(), transfer,
+                       [](const Running& running, uint64_t wanted) { return running.transfer < wanted; });
   return entry != found->second.spreads.end() && entry->transfer == transfer ? &*entry : nullptr;
 }
 
@@ -326,8 +327,8 @@ void Spreads::on_have(Job& job, Running& running, size_t receiver) {
   effect.seq = running.transfer >> kSpreadBits;
   effect.access = running.spread->accesses[receiver];
   effects_.push_back(std::move(effect));
-  const bool all = std::all_of(running.receivers.begin(), running.receivers.end(),
-                               [](const Receiver& each) { return each.has; });
+  const bool all =
+      std::all_of(running.receivers.begin(), running.receivers.end(), [](const Receiver& each) { return each.has; });
   if (!all) return next_round(running);
   mover_.cancel(running.transfer);
   running.state = State::kOver;
@@ -341,9 +342,8 @@ void Spreads::next_round(Running& running) {
     if (!receiver.has && !receiver.alone && receiver.answered < running.round) return;
   }
   const std::vector<Range> lacking = std::exchange(running.lacking, {});
-  const bool some = std::any_of(running.receivers.begin(), running.receivers.end(), [](const Receiver& receiver) {
-    return !receiver.has && !receiver.alone;
-  });
+  const bool some = std::any_of(running.receivers.begin(), running.receivers.end(),
+                                [](const Receiver& receiver) { return !receiver.has && !receiver.alone; });
   if (!some) return;
   running.state = State::kSending;
   ++running.round;

@@ -213,8 +213,9 @@ class Spreads {
   uint32_t rank_;
   PacketMover& mover_;
   std::map<uint64_t, Job> jobs_;
-  std::map<uint32_t, std::deque<Wish>> repairs_;               // by peer
-  std::map<uint64_t, std::map<uint32_t, uint64_t>> owed_;      // bytes wanted and not with the kernel, by operation and peer
+  std::map<uint32_t, std::deque<Wish>> repairs_;  // by peer
+  std::map<uint64_t, std::map<uint32_t, uint64_t>>
+      owed_;  // bytes wanted and not with the kernel, by operation and peer
   std::vector<Effect> effects_;
   Counters counters_;
 };

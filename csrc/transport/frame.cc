@@ -81,8 +81,8 @@ bool decode(std::span<const uint8_t, kFrameHeaderBytes> bytes, FrameHeader* head
   header->call.schedule = reader.get<uint64_t>();
   const bool says_why = header->type == FrameType::kError || header->type == FrameType::kGivenUp;
   if (says_why && header->length > kMaxErrorBytes) return false;
-  const bool bulk = header->type == FrameType::kData || header->type == FrameType::kMessage ||
-                    header->type == FrameType::kRepair;
+  const bool bulk =
+      header->type == FrameType::kData || header->type == FrameType::kMessage || header->type == FrameType::kRepair;
   const bool lists = header->type == FrameType::kLacks || header->type == FrameType::kWant;
   if (lists && (header->length > kMostRanges * kRangeBytes || header->length % kRangeBytes != 0)) return false;
   if (bulk && header->length > kMaxPayloadBytes) return false;

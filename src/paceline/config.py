@@ -30,10 +30,10 @@ PACELINE_CONGESTION     TCP's congestion control between hosts, like ``bbr``, wh
 PACELINE_MULTICAST      ``auto``: between hosts, where an algorithm with multicasts is asked for or may pay,  auto
                         it is tried whether packets reach all ranks of a group; ``on``: in every group, also
                         on one host; ``off``: never. Rank 0's holds for all ranks, as for the next two
-PACELINE_MULTICAST_ADDRESS  where packets of all groups go, like ``239.193.1.2`` or ``ff15::1:2``             the
+PACELINE_MCAST_ADDRESS  where multicast packets of all groups go, like ``239.193.1.2`` or ``ff15::1:2``       the
                                                                                                               group's
                                                                                                               own
-PACELINE_MULTICAST_PORTS  to which UDP ports, like ``47000-47999``: each group takes one of them              47000-
+PACELINE_MCAST_PORTS    to which UDP ports: each group takes one of them                                      47000-
                                                                                                               47999
 PACELINE_SECRET_FILE    the file with the secret of a decentralised job, which its workers and ``paceline     none
                         generator`` share; only its owner may be able to read it
@@ -165,8 +165,8 @@ class Config:
             deterministic=deterministic == "1",
             secret_file=_read(env, "PACELINE_SECRET_FILE", Path),
             multicast=multicast,
-            multicast_address=_read(env, "PACELINE_MULTICAST_ADDRESS", _parse_multicast_address) or "",
-            multicast_ports=_read(env, "PACELINE_MULTICAST_PORTS", _parse_ports) or cls.multicast_ports,
+            multicast_address=_read(env, "PACELINE_MCAST_ADDRESS", _parse_multicast_address) or "",
+            multicast_ports=_read(env, "PACELINE_MCAST_PORTS", _parse_ports) or cls.multicast_ports,
         )
 
 

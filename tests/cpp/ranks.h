@@ -51,12 +51,12 @@ struct Schedule {
   std::shared_ptr<const Program> program(uint32_t rank, uint32_t num_ranks) const;
 };
 
-Schedule swap_all_reduce();                                         // two ranks, one step: both send, both add
-Schedule swap_in_rounds(uint32_t num_chunks);                       // the same, a chunk a step, sent in order
-Schedule ring_all_reduce(uint32_t num_ranks);                       // 2 (n - 1) steps, n chunks
-Schedule direct_all_reduce(uint32_t num_ranks);                     // one step: all to all, all add
-Schedule chain_broadcast(uint32_t num_ranks, uint32_t num_chunks);  // from rank 0 down the line
-Schedule multicast_broadcast(uint32_t num_chunks);                  // from rank 0 to all at once, a chunk a step
+Schedule swap_all_reduce();                                          // two ranks, one step: both send, both add
+Schedule swap_in_rounds(uint32_t num_chunks);                        // the same, a chunk a step, sent in order
+Schedule ring_all_reduce(uint32_t num_ranks);                        // 2 (n - 1) steps, n chunks
+Schedule direct_all_reduce(uint32_t num_ranks);                      // one step: all to all, all add
+Schedule chain_broadcast(uint32_t num_ranks, uint32_t num_chunks);   // from rank 0 down the line
+Schedule multicast_broadcast(uint32_t num_chunks);                   // from rank 0 to all at once, a chunk a step
 Schedule multicast_all_gather(uint32_t num_ranks, uint32_t chains);  // each rank to all, `chains` of them at a time
 // First down a line, rank by rank, and then from its end to all at once: writes that follow reads.
 Schedule multicast_behind_chain(uint32_t num_ranks);
@@ -108,7 +108,8 @@ class Ranks {
 // A membership of a group with a number of its own, without addresses.
 Membership membership(uint32_t rank, uint32_t size);
 
-// An all-reduce, broadcast or all-gather of int32 that checks itself: every rank's buffer, what was in it, what must be.
+// An all-reduce, broadcast or all-gather of int32 that checks itself: every rank's buffer, what was in it, what must
+// be.
 class Job {
  public:
   Job(const Schedule& schedule, Kind kind, uint32_t num_ranks, uint64_t count, uint32_t seed);

@@ -85,7 +85,9 @@ TEST(Sources, FramesThatMakeNoSense) {
       {"another call", FrameType::kArmed, {}, [](FrameHeader& header) { header.call.count = 7; }},
       {"a payload where there is none", FrameType::kArmed, {}, [](FrameHeader& header) { header.length = 64; }},
       {"half a range", FrameType::kWant, {}, [](FrameHeader& header) { header.length = 24; }},
-      {"too many ranges", FrameType::kWant, {},
+      {"too many ranges",
+       FrameType::kWant,
+       {},
        [](FrameHeader& header) { header.length = (kMostRanges + 1) * kRangeBytes; }},
   };
   for (const Saying& saying : before) expect_refused(0, saying);
@@ -110,7 +112,9 @@ TEST(Receivers, FramesThatMakeNoSense) {
       {"has its own", FrameType::kHave, {}},
       {"wants its own", FrameType::kWant, {{0, 100}}},
       {"repairs unasked", FrameType::kRepair, {}, [](FrameHeader& header) { header.length = 100; }},
-      {"repairs behind the end", FrameType::kRepair, {},
+      {"repairs behind the end",
+       FrameType::kRepair,
+       {},
        [](FrameHeader& header) {
          header.offset = kBytes;
          header.length = 100;

@@ -98,8 +98,7 @@ class Simulation {
       size_t left = 0;
     };
 
-    Rank(Simulation& simulation, uint32_t number)
-        : simulation(simulation), number(number), spreads(number, *this) {}
+    Rank(Simulation& simulation, uint32_t number) : simulation(simulation), number(number), spreads(number, *this) {}
 
     void arm(uint64_t transfer, uint32_t source, uint8_t* to, uint64_t bytes) override {
       EXPECT_EQ(armed.count(transfer), 0u);
@@ -141,7 +140,10 @@ class Simulation {
       for (const Range& range : ranges) {
         for (uint64_t done = 0; done < range.bytes; done += kChunk) {
           const uint64_t length = std::min(kChunk, range.bytes - done);
-          simulation.multicast({0, number, transfer, range.offset + done,
+          simulation.multicast({0,
+                                number,
+                                transfer,
+                                range.offset + done,
                                 {from + range.offset + done, from + range.offset + done + length}});
         }
       }
@@ -352,9 +354,8 @@ class Simulation {
 };
 
 Loses share(double share) {
-  return [share](const Packet&, std::mt19937& random) {
-    return std::uniform_real_distribution<>(0, 1)(random) < share;
-  };
+  return
+      [share](const Packet&, std::mt19937& random) { return std::uniform_real_distribution<>(0, 1)(random) < share; };
 }
 
 void expect_right(const Schedule& schedule, Kind kind, const Settings& settings, uint32_t seed, uint32_t chains) {
@@ -427,8 +428,7 @@ TEST(Spreads, LossesOfOneKind) {
       {"all from one rank", [](const Packet& packet, std::mt19937&) { return packet.source == 1; }},
       {"half to one rank",
        [](const Packet& packet, std::mt19937&) { return packet.to == 1 && packet.offset / kChunk % 2 == 0; }},
-      {"the second half",
-       [](const Packet& packet, std::mt19937&) { return packet.offset >= 5000; }},
+      {"the second half", [](const Packet& packet, std::mt19937&) { return packet.offset >= 5000; }},
   };
   for (const auto& [what, loses] : kinds) {
     SCOPED_TRACE(what);
@@ -516,8 +516,8 @@ TEST(Lies, ToASource) {
   source.spreads.on_event({Multicast::Event::Kind::kSent, 1 << 24});
   source.spreads.take_effects();
   EXPECT_NE(source.hear(1, FrameType::kLacks, 2), "");
-  const std::vector<std::vector<Range>> senseless = {
-      {{0, 0}}, {{0, 10'001}}, {{10'001, 1}}, {{UINT64_MAX, 2}}, {{100, 100}, {0, 100}}, {{0, 100}, {50, 100}}};
+  const std::vector<std::vector<Range>> senseless = {{{0, 0}},          {{0, 10'001}},          {{10'001, 1}},
+                                                     {{UINT64_MAX, 2}}, {{100, 100}, {0, 100}}, {{0, 100}, {50, 100}}};
   for (const std::vector<Range>& ranges : senseless) {
     EXPECT_NE(source.hear(1, FrameType::kLacks, 1, ranges), "");
     EXPECT_NE(source.hear(1, FrameType::kWant, 1, ranges), "");

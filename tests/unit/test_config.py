@@ -47,21 +47,21 @@ def test_links_given() -> None:
 
 def test_multicast() -> None:
     assert Config.from_environment({"PACELINE_MULTICAST": "on"}).multicast == "on"
-    assert Config.from_environment({"PACELINE_MULTICAST_ADDRESS": "239.193.1.2"}).multicast_address == "239.193.1.2"
-    assert Config.from_environment({"PACELINE_MULTICAST_ADDRESS": "FF15::1:2"}).multicast_address == "ff15::1:2"
-    assert Config.from_environment({"PACELINE_MULTICAST_PORTS": "5000-5009"}).multicast_ports == (5000, 5009)
-    assert Config.from_environment({"PACELINE_MULTICAST_PORTS": "5000"}).multicast_ports == (5000, 5000)
+    assert Config.from_environment({"PACELINE_MCAST_ADDRESS": "239.193.1.2"}).multicast_address == "239.193.1.2"
+    assert Config.from_environment({"PACELINE_MCAST_ADDRESS": "FF15::1:2"}).multicast_address == "ff15::1:2"
+    assert Config.from_environment({"PACELINE_MCAST_PORTS": "5000-5009"}).multicast_ports == (5000, 5009)
+    assert Config.from_environment({"PACELINE_MCAST_PORTS": "5000"}).multicast_ports == (5000, 5000)
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
         ("PACELINE_MULTICAST", "perhaps"),
-        ("PACELINE_MULTICAST_ADDRESS", "10.0.0.1"),
-        ("PACELINE_MULTICAST_ADDRESS", "somewhere"),
-        ("PACELINE_MULTICAST_PORTS", "5009-5000"),
-        ("PACELINE_MULTICAST_PORTS", "0-10"),
-        ("PACELINE_MULTICAST_PORTS", "many"),
+        ("PACELINE_MCAST_ADDRESS", "10.0.0.1"),
+        ("PACELINE_MCAST_ADDRESS", "somewhere"),
+        ("PACELINE_MCAST_PORTS", "5009-5000"),
+        ("PACELINE_MCAST_PORTS", "0-10"),
+        ("PACELINE_MCAST_PORTS", "many"),
         ("PACELINE_TRANSPORT", "pigeon"),
         ("PACELINE_HUGE_PAGES", "vast"),
         ("PACELINE_LOG", "loud"),

@@ -1,7 +1,7 @@
 // A member of a group of two that says anything at all while the other has a collective, a send and a receive in
-// flight, or a collective that awaits a decision, or a transfer to many by multicast, or an operation of a team. Frames are made to fit, except for the
-// fields that the input changes, so that they get far into the engine. Whatever happens, all three end soon after the
-// stream does, and no byte outside their buffers is touched.
+// flight, or a collective that awaits a decision, or a transfer to many by multicast, or an operation of a team. Frames
+// are made to fit, except for the fields that the input changes, so that they get far into the engine. Whatever
+// happens, all three end soon after the stream does, and no byte outside their buffers is touched.
 #include <chrono>
 #include <cstring>
 #include <memory>

@@ -58,9 +58,7 @@ def test_spreads_have_the_same_numbers_on_all_ranks(request_: tuple[Algorithm, C
         for number, source, destinations in spreads(schedule, rank):
             assert described.setdefault(number, (source, destinations)) == (source, destinations)
             ranks_of.setdefault(number, set()).add(rank)
-        of_rows = [
-            row[6] + chunk for row in rows(schedule, rank).tolist() if row[6] >= 0 for chunk in range(row[3])
-        ]
+        of_rows = [row[6] + chunk for row in rows(schedule, rank).tolist() if row[6] >= 0 for chunk in range(row[3])]
         assert set(of_rows) == {number for number, _, _ in spreads(schedule, rank)}
     for number, (source, destinations) in described.items():
         assert ranks_of[number] == {source, *destinations}
