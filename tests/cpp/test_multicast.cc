@@ -105,9 +105,9 @@ TEST(Multicast, EverySizeArrives) {
 TEST(Multicast, AllRanksSendAtOnce) {
   constexpr uint32_t kRanks = 4;
   const size_t size = 300'001;
-  std::deque<Rank> ranks;
   std::vector<std::vector<uint8_t>> from;
   std::vector<std::vector<Destination>> to(kRanks);
+  std::deque<Rank> ranks;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     ranks.emplace_back(some_settings(rank, kRanks));
     from.push_back(some_bytes(size + rank));
@@ -147,9 +147,9 @@ TEST_P(MulticastLoss, IsRepairedByWhatIsSentAgain) {
     if (!decode(packet, &header)) return true;
     return !GetParam().loses(packets++, header.chunk, header.chunks.count());
   };
+  const std::vector<uint8_t> from = some_bytes(1'000'003);
   Rank sender(some_settings(0, 2));
   Rank receiver(settings);
-  const std::vector<uint8_t> from = some_bytes(1'000'003);
   Destination to(from.size());
   receiver->arm(1, 0, to.data(), from.size(), kQuietAfter);
   sender->send(1, from.data(), from.size());
@@ -175,9 +175,9 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Multicast, WhatIsLostComesByAnotherWay) {
   MulticastSettings settings = some_settings(1, 2);
   settings.receive_filter = [](std::span<const uint8_t>) { return false; };
+  const std::vector<uint8_t> from = some_bytes(700'001);
   Rank sender(some_settings(0, 2));
   Rank receiver(settings);
-  const std::vector<uint8_t> from = some_bytes(700'001);
   Destination to(from.size());
   receiver->arm(1, 0, to.data(), from.size(), kQuietAfter);
   sender->send(1, from.data(), from.size());
@@ -323,11 +323,11 @@ TEST(Multicast, WhatDoesNotFitChangesNothing) {
 }
 
 TEST(Multicast, ForgedPacketsBesideATransfer) {
+  const std::vector<uint8_t> from = some_bytes(1'000'000);
   Rank sender(some_settings(0, 2));
   Rank receiver(some_settings(1, 2));
   MulticastSettings stranger_settings = some_settings(0, 2);
   stranger_settings.secret[0] ^= 1;
-  const std::vector<uint8_t> from = some_bytes(1'000'000);
   const std::vector<uint8_t> wrong(from.size(), 0xee);
   Destination to(from.size());
   receiver->arm(1, 0, to.data(), from.size(), kQuietAfter);
@@ -353,10 +353,10 @@ TEST(Multicast, ForgedPacketsBesideATransfer) {
 TEST(Multicast, GroupsAtOneAddressDoNotMix) {
   MulticastSettings other_settings = some_settings(1, 2);
   other_settings.group_id[0] ^= 1;
+  const std::vector<uint8_t> from = some_bytes(1000);
   Rank sender(some_settings(0, 2));
   Rank receiver(some_settings(1, 2));
   Rank other(other_settings);
-  const std::vector<uint8_t> from = some_bytes(1000);
   Destination to(from.size());
   Destination to_other(from.size());
   receiver->arm(1, 0, to.data(), from.size(), kNever);
@@ -400,10 +400,10 @@ TEST(Multicast, SmallestReceiveBuffer) {
     settings.merge_packets = merge;
     MulticastSettings sending = some_settings(0, 2);
     sending.merge_packets = merge;
+    const std::vector<uint8_t> from = some_bytes(300'000);
     Rank sender(sending);
     Rank receiver(settings);
     EXPECT_LT(receiver->receive_buffer_bytes(), 10'000U);
-    const std::vector<uint8_t> from = some_bytes(300'000);
     Destination to(from.size());
     receiver->arm(1, 0, to.data(), from.size(), kQuietAfter);
     sender->send(1, from.data(), from.size());
@@ -420,11 +420,11 @@ TEST(Multicast, MergedOrNot) {
       sending.merge_packets = sends_merged;
       MulticastSettings receiving = some_settings(1, 2);
       receiving.merge_packets = receives_merged;
+      const std::vector<uint8_t> from = some_bytes(500'001);
       Rank sender(sending);
       Rank receiver(receiving);
       EXPECT_TRUE(sends_merged || !sender->sends_merged());
       EXPECT_TRUE(receives_merged || !receiver->receives_merged());
-      const std::vector<uint8_t> from = some_bytes(500'001);
       Destination to(from.size());
       receiver->arm(1, 0, to.data(), from.size(), kQuietAfter);
       sender->send(1, from.data(), from.size());
@@ -440,10 +440,10 @@ TEST(Multicast, ChunksOfAnySizeThatRanksAgreeOn) {
     MulticastSettings sending = some_settings(0, 2);
     MulticastSettings receiving = some_settings(1, 2);
     sending.chunk_bytes = receiving.chunk_bytes = chunk;
+    const std::vector<uint8_t> from = some_bytes(100 * chunk + chunk / 2);
     Rank sender(sending);
     Rank receiver(receiving);
     EXPECT_EQ(receiver->chunk_bytes(), chunk);
-    const std::vector<uint8_t> from = some_bytes(100 * chunk + chunk / 2);
     Destination to(from.size());
     receiver->arm(1, 0, to.data(), from.size(), kQuietAfter);
     sender->send(1, from.data(), from.size());
@@ -533,10 +533,10 @@ TEST(Multicast, BetweenHosts) {
         made.merge_packets = merge;
         return made;
       };
+      const std::vector<uint8_t> from = some_bytes(1'000'003);
       std::deque<Rank> ranks;
       for (uint32_t rank = 0; rank < 3; ++rank) hosts.on(rank / 2, [&] { ranks.emplace_back(settings(rank)); });
       EXPECT_EQ(ranks[0]->chunk_bytes(), group == std::string(kIpv4Group) ? 1408U : 1384U);
-      const std::vector<uint8_t> from = some_bytes(1'000'003);
       for (uint32_t source : {0, 2}) {
         std::deque<Destination> to;
         for (uint32_t rank = 0; rank < 3; ++rank) {
@@ -594,9 +594,9 @@ TEST(Multicast, SentAgainOnce) {
 
 // A transfer that would take hours is left for another that is to be sent again, and is forgotten when it is cancelled.
 TEST(Multicast, RepairsGoFirstAndCancelledTransfersGoNoFurther) {
+  const std::vector<uint8_t> from = some_bytes(100'000);
   Rank sender(some_settings(0, 2));
   Rank receiver(some_settings(1, 2));
-  const std::vector<uint8_t> from = some_bytes(100'000);
   Destination slow(from.size());
   Destination fast(from.size());
   sender->set_rate(10);
@@ -643,10 +643,10 @@ TEST(Multicast, EndsInTheMiddle) {
 TEST(Multicast, AThreadThatFailsSaysSo) {
   MulticastSettings settings = some_settings(1, 2);
   settings.receive_filter = [](std::span<const uint8_t>) -> bool { throw std::runtime_error("out of order"); };
+  const std::vector<uint8_t> from(10);
   Rank sender(some_settings(0, 2));
   Rank receiver(settings);
   Destination to(10);
-  const std::vector<uint8_t> from(10);
   receiver->arm(1, 0, to.data(), 10, kQuietAfter);
   sender->send(1, from.data(), 10);
   receiver.await(0, Kind::kFailed);
@@ -657,6 +657,7 @@ TEST(Multicast, AThreadThatFailsSaysSo) {
 }
 
 TEST(Multicast, ForkedChildrenLeaveItAlone) {
+  const std::vector<uint8_t> from = some_bytes(5000);
   Rank sender(some_settings(0, 2));
   Rank receiver(some_settings(1, 2));
   const pid_t child = ::fork();
@@ -671,7 +672,6 @@ TEST(Multicast, ForkedChildrenLeaveItAlone) {
   int status = -1;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  const std::vector<uint8_t> from = some_bytes(5000);
   Destination to(from.size());
   receiver->arm(1, 0, to.data(), from.size(), kNever);
   sender->send(1, from.data(), from.size());

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include <cstring>
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -31,7 +31,7 @@ template <typename Function>
 void find(void* library, const char* name, Function* function) {
   void* const symbol = ::dlsym(library, name);
   if (symbol == nullptr) throw std::runtime_error(std::string("multicast: libcrypto has no ") + name);
-  std::memcpy(function, &symbol, sizeof(symbol));
+  *function = reinterpret_cast<Function>(symbol);
 }
 
 Libcrypto load() {

@@ -46,8 +46,8 @@ void MulticastEvents::fail(const std::string& reason) noexcept {
 }
 
 std::vector<Multicast::Event> MulticastEvents::take() {
+  bell_.quiet();  // before: for an event that comes after it is readable again
   const std::lock_guard lock(mutex_);
-  if (!events_.empty()) bell_.quiet();
   return std::exchange(events_, {});
 }
 

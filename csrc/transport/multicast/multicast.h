@@ -48,7 +48,7 @@ struct MulticastSettings {
   // Whether packets are sent and received merged (UDP_SEGMENT, UDP_GRO) where the kernel can: off only to compare.
   bool merge_packets = true;
   // For tests: a packet for which it returns false is lost on its way. Called by the receiving thread.
-  std::function<bool(std::span<const uint8_t> packet)> receive_filter = {};
+  std::function<bool(std::span<const uint8_t> packet)> receive_filter;
 };
 
 struct Range {

@@ -299,21 +299,22 @@ void MulticastSender::advance(std::list<Job>::iterator job, size_t packets) {
 MulticastSender::Outcome MulticastSender::transmit(Burst& burst, size_t* packets) {
   const bool merged = merges_;
   const int sent = merged ? burst.send_merged(socket_.get()) : burst.send_singly(socket_.get());
-  if (sent > 0) {
+  const int error = errno;
+  if (sent >= 0) {
     *packets = static_cast<size_t>(sent);
     return Outcome::kTaken;
   }
-  if (merged && cannot_merge(errno)) {
+  if (merged && cannot_merge(error)) {
     const int none = 0;
     if (::setsockopt(socket_.get(), IPPROTO_UDP, UDP_SEGMENT, &none, sizeof(none)) != 0) fail("multicast: UDP_SEGMENT");
     merges_ = false;
     log(LogLevel::kInfo, "multicast: the kernel cannot send packets merged here, so they are sent one by one");
     return Outcome::kAgain;
   }
-  if (errno == EAGAIN) return Outcome::kNoRoom;
-  if (errno == ENOBUFS || errno == ENOMEM) return Outcome::kNoMemory;
-  if (errno == EINTR) return Outcome::kAgain;
-  if (!refuses(errno)) fail("multicast: sending");
+  if (error == EAGAIN) return Outcome::kNoRoom;
+  if (error == ENOBUFS || error == ENOMEM) return Outcome::kNoMemory;
+  if (error == EINTR) return Outcome::kAgain;
+  if (!refuses(error)) fail("multicast: sending", error);
   *packets = burst.size();
   return Outcome::kRefused;
 }
