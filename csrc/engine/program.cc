@@ -140,9 +140,13 @@ void Program::chain_spreads() {
   }
   const std::vector<uint32_t>* before = nullptr;
   for (const auto& [step, wave] : waves) {
+    std::map<uint32_t, uint32_t> heard;  // by receiver: how many send to it at once
+    for (const uint32_t i : wave) {
+      for (const uint32_t receiver : spreads_[i].receivers) ++heard[receiver];
+    }
     for (size_t k = 0; k < wave.size(); ++k) {
       Spread& spread = spreads_[wave[k]];
-      spread.width = static_cast<uint32_t>(wave.size());
+      for (const uint32_t receiver : spread.receivers) spread.width = std::max(spread.width, heard[receiver]);
       if (before != nullptr) spread.after = static_cast<int32_t>((*before)[k % before->size()]);
     }
     before = &wave;
