@@ -31,8 +31,8 @@ _WORTH_IT = 0.999
 """A finer cut must save at least a thousandth."""
 
 
-_MULTICAST_WORTH_IT = 0.95
-"""A multicast must promise to save 5%: what is lost on the way is sent again, which the model does not price."""
+_MULTICAST_WORTH_IT = 0.9
+"""A multicast must promise to save a tenth: packets leave 3% of a link to other frames, and losses are sent again."""
 
 _HANDSHAKES = 2
 """Messages of a multicast that its schedule does not show: all say that they may be sent to, and that they have it."""
