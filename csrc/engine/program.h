@@ -53,8 +53,9 @@ struct Spread {
   std::vector<uint32_t> receivers;  // ascending
   uint32_t chunk = 0;
   uint32_t step = 0;
-  // How many ranks send at once to the receiver that hears most, and which spread (an index) this rank must know to be sent before it sends this one:
-  // the spreads of a step follow those of the step before one by one, so that no receiver hears too many at once.
+  // How many ranks send at once to the receiver that hears most, and which spread (an index) this rank must know to be
+  // sent before it sends this one: the spreads of a step follow those of the step before one by one, so that no
+  // receiver hears too many at once.
   uint32_t width = 1;
   int32_t after = -1;
   std::vector<uint32_t> accesses;  // on the source its reads, in the order of receivers; on a receiver its write
