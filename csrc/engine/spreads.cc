@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/log.h"
+
 namespace paceline {
 namespace {
 
@@ -224,6 +226,12 @@ void Spreads::answer(Running& running) {
   std::vector<Range> gaps = mover_.missing(running.transfer, kMostRanges);
   if (gaps.empty()) return;  // it is complete, and will be told so
   const uint64_t lacks = sum(gaps);
+  if (running.answered == 0 && lacks == running.bytes && !std::exchange(warned_, true)) {
+    log(LogLevel::kWarning, "no multicast packet of rank " + std::to_string(running.spread->source) + " reaches rank " +
+                                std::to_string(rank_) +
+                                " any more: its bytes come over TCP, which is slower. Look for "
+                                "a switch that has stopped to forward multicast (IGMP querier), or for a firewall");
+  }
   const bool much = lacks > running.bytes / kMuch;
   const bool helps = running.answered == 0 ? lacks < running.bytes : lacks < running.lacked / 4 * 3;
   running.answered = running.round;

@@ -218,6 +218,7 @@ class Spreads {
       owed_;  // bytes wanted and not with the kernel, by operation and peer
   std::vector<Effect> effects_;
   Counters counters_;
+  bool warned_ = false;  // that nothing comes by multicast
 };
 
 }  // namespace paceline
