@@ -161,7 +161,9 @@ void probe(Conversation& conversation, const Group& group, Multicast& multicast)
                                                                std::to_string(counters.forged) + " with wrong tags)"));
       said = true;
     }
-    if (said && conversation.all_have_said("heard")) break;
+    // Who is not heard by then is waited for below, as long as the store waits.
+    const bool long_over = std::chrono::steady_clock::now() >= until + kLongestProbe;
+    if (said && (long_over || conversation.all_have_said("heard"))) break;
   }
   for (uint32_t rank = 0; rank < group.size(); ++rank) multicast.disarm(rank);
   multicast.cancel(group.rank());

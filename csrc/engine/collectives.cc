@@ -106,6 +106,13 @@ void Collectives::start(const std::shared_ptr<Operation>& operation) {
     const bool says_so = asks_first() || (overlaps && !peer.receives.empty());
     if (says_so && connection != nullptr) say_called(*connection, operation->seq);
   }
+  // Receivers repair each other, whom the schedule does not let talk to each other.
+  for (const Spread& spread : program.spreads()) {
+    if (!spreads || !by_packets(*operation, spread.accesses.front())) continue;
+    for (const uint32_t receiver : spread.receivers) {
+      if (receiver != group_.rank()) outgoing_[receiver].queues.try_emplace(operation->seq, Outgoing::Queue{1, {}});
+    }
+  }
   for (uint32_t i = 0; i < program.accesses().size(); ++i) {
     const Access& access = program.accesses()[i];
     if (!access.write && access.previous_write < 0 && !by_packets(*operation, i)) offer(operation, i);
@@ -446,9 +453,7 @@ void Collectives::complete(const std::shared_ptr<Operation>& operation) {
   operation->in_epilogue = true;
   if (spreads_any(*operation)) {
     spreads_->end(operation->seq);
-    for (const Program::Peer& peer : operation->program->peers()) {
-      outgoing_[peer.rank].queues.erase(operation->seq);
-    }
+    for (auto& [peer, outgoing] : outgoing_) outgoing.queues.erase(operation->seq);
   }
   finalise(operation);
 }

@@ -80,6 +80,8 @@ class Collectives {
 
   // From now on transfers with many destinations go by packets. Before the first operation, on all ranks or on none.
   void spread_by(PacketMover& mover);
+  // Nothing is in flight any more, and nothing will be.
+  void stop_spreading() { spreads_.reset(); }
   void on_packets(const Multicast::Event& event);
   Spreads::Counters spread_counters() const { return spreads_ == nullptr ? Spreads::Counters{} : spreads_->counters(); }
   // Nothing can come from the peer any more.
@@ -143,7 +145,8 @@ class Collectives {
   bool spreads_any(const Operation& operation) const;
   void begin_spreads(const std::shared_ptr<Operation>& operation);
   void carry_out();
-  void tell(uint32_t peer, const SpreadNote& note);
+  // The call that the frame carries is the operation's own unless it is given.
+  void tell(uint32_t peer, const SpreadNote& note, const Call* call = nullptr);
   void on_spread_frame(uint32_t peer, const FrameHeader& header, const uint8_t* bytes);
   void hand_over_repairs(Connection& connection);
   FrameHandler::Verdict take_spread_frame_of_ended(Connection& connection, const FrameHeader& header, uint8_t** to);

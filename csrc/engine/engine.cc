@@ -245,7 +245,8 @@ std::optional<Engine::PacketCounters> Engine::packet_counters(const std::shared_
 }
 
 std::string Engine::leave(const std::shared_ptr<Group>& group) {
-  if (forked_) return "";  // the group is the parent's
+  if (forked_) return "";                 // the group is the parent's
+  std::unique_ptr<MulticastMover> mover;  // destroyed after the lock is given back
   Entry entry(*this);
   // Others need this rank's part of what it has called already.
   wake();
@@ -256,6 +257,7 @@ std::string Engine::leave(const std::shared_ptr<Group>& group) {
   wake();
   changed_.wait_for(entry.lock(), kLingering, [&] { return group->closed() || stopping_; });
   group->close();
+  mover = group->take_mover();
   std::erase(groups_, group);
   return unheard;
 }

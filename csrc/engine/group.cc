@@ -85,6 +85,11 @@ void Group::spread_by(std::unique_ptr<Multicast> multicast, PacketRates rates) {
   collectives_.spread_by(*mover_);
 }
 
+std::unique_ptr<MulticastMover> Group::take_mover() {
+  collectives_.stop_spreading();
+  return std::move(mover_);
+}
+
 void Group::introduce(std::vector<PeerAddress> addresses) {
   membership_.addresses = std::move(addresses);
   for (uint32_t peer = 0; peer < size(); ++peer) {

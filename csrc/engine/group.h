@@ -63,6 +63,8 @@ class Group final : public FrameHandler, public Owner, public std::enable_shared
   void introduce(std::vector<PeerAddress> addresses);
   // Packets reach all ranks: before the first operation, on all of them.
   void spread_by(std::unique_ptr<Multicast> multicast, PacketRates rates);
+  // After the group was left: what has to be destroyed without the engine's lock, since threads end with it.
+  std::unique_ptr<MulticastMover> take_mover();
   Multicast* multicast() { return mover_ == nullptr ? nullptr : &mover_->multicast(); }
   // Where one peer is, if peers come and go. One that was lost can be reached again.
   void introduce(uint32_t peer, PeerAddress address);

@@ -78,9 +78,9 @@ void Collectives::carry_out() {
   }
 }
 
-void Collectives::tell(uint32_t peer, const SpreadNote& note) {
+void Collectives::tell(uint32_t peer, const SpreadNote& note, const Call* call) {
   const std::shared_ptr<Operation> operation = find(note.seq);
-  const Call* call = operation != nullptr ? &operation->call : called(note.seq);
+  if (call == nullptr && operation != nullptr) call = &operation->call;
   if (group_.gone(peer, lane_)) return;  // it has all it needs, or its loss ends the group
   OutFrame frame;
   frame.header.type = note.type;
@@ -124,8 +124,10 @@ FrameHandler::Verdict Collectives::take_spread_frame_of_ended(Connection& connec
 void Collectives::on_spread_frame(uint32_t peer, const FrameHeader& header, const uint8_t* bytes) {
   const std::shared_ptr<Operation> operation = find(header.seq);
   if (operation == nullptr || operation->in_epilogue) {
-    if (header.type == FrameType::kWant) tell(peer, {FrameType::kOver, header.seq, header.id, 0, header.total, {}});
-    return;
+    // The asker's own call, for this rank may have forgotten its own.
+    Connection* connection = header.type == FrameType::kWant ? group_.connection(peer, lane_) : nullptr;
+    if (connection == nullptr || !connection->may_answer()) return;  // it asks, and does not read
+    return tell(peer, {FrameType::kOver, header.seq, header.id, 0, header.total, {}}, &header.call);
   }
   if (header.call != operation->call) return disagree(peer, header.call, header.seq);
   if (header.type == FrameType::kRepair) {

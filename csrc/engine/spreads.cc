@@ -24,11 +24,15 @@ uint64_t sum(const std::vector<Range>& ranges) {
   return bytes;
 }
 
-// Ascending, apart, within the transfer, and none of them empty.
+// A gap has whole chunks, which are larger than this, so ranges cannot be many: but for the last one.
+constexpr uint64_t kLeastRange = 256;
+
+// Ascending, apart, within the transfer, and none of them smaller than a gap can be.
 bool valid(const std::vector<Range>& ranges, uint64_t bytes) {
   uint64_t end = 0;
   for (const Range& range : ranges) {
-    if (range.bytes == 0 || range.offset < end || range.offset > bytes || range.bytes > bytes - range.offset) {
+    const bool small = range.bytes < kLeastRange && (range.bytes == 0 || range.offset + range.bytes != bytes);
+    if (small || range.offset < end || range.offset > bytes || range.bytes > bytes - range.offset) {
       return false;
     }
     end = range.offset + range.bytes;
@@ -257,6 +261,7 @@ void Spreads::ask(Running& running) {
 void Spreads::on_repair(uint32_t peer, const Repair& repair) {
   Job* job = nullptr;
   Running* running = find(transfer_of(repair.seq, repair.number), &job);
+  if (repair.number >> kSpreadBits != 0) return lied(peer, "sent bytes that nobody asked for");
   if (running == nullptr || running->state == State::kOver) return;  // others were faster
   if (running->state != State::kRepairing || repair.length == 0 || repair.total != running->bytes ||
       repair.offset > running->bytes || repair.length > running->bytes - repair.offset) {
@@ -273,8 +278,8 @@ void Spreads::on_repair(uint32_t peer, const Repair& repair) {
 void Spreads::on_note(uint32_t peer, const SpreadNote& note) {
   Job* job = nullptr;
   Running* running = find(transfer_of(note.seq, note.number), &job);
-  if (running == nullptr || note.total != running->bytes || running->bytes < kLeastBytes ||
-      !valid(note.ranges, running->bytes)) {
+  if (note.number >> kSpreadBits != 0 || running == nullptr || note.total != running->bytes ||
+      running->bytes < kLeastBytes || !valid(note.ranges, running->bytes)) {
     return lied(peer, "sent a frame that is not part of the schedule");
   }
   const bool from_source = peer == running->spread->source;

@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, KeysView, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.config import LOG_LEVELS, Config, Shared
 from paceline.errors import UsageError
@@ -37,6 +37,15 @@ _lock = threading.Lock()
 
 _SHARE_OF_PACKETS = 0.97
 """Of a link's rate: the rest is for what ranks tell each other."""
+
+
+class _Published(NamedTuple):
+    """What all ranks of a group take from its rank 0, so that none decides by itself what ranks do together."""
+
+    shared: Shared
+    links: str = ""
+    asks_for_multicast: bool = False
+
 
 _ID_BYTES, _SECRET_BYTES, _EPOCH_BYTES = 16, 32, 8
 """What the members of a group share (csrc/c10d/rendezvous.h)."""
@@ -164,10 +173,14 @@ def _known(config: Config) -> KnownLinks:
 
 
 def _published(config: Config) -> str:
-    """On rank 0: what all ranks of a group take from it, its settings and the links it knows."""
+    """On rank 0: what all ranks of a group take from it, see `_Published`."""
     import msgspec
 
-    return msgspec.json.encode((config.shared, _known(config).encode())).decode()
+    from paceline.algorithms import ALGORITHMS
+
+    algorithms = [ALGORITHMS.get(name.partition("/")[0]) for name in config.algorithms.values()]
+    asks = any(entry is not None and entry.multicast for entry in algorithms)
+    return msgspec.json.encode(_Published(config.shared, _known(config).encode(), asks)).decode()
 
 
 def _engine(config: Config, store: Any) -> Engine:
@@ -215,18 +228,18 @@ def _planner(
     from paceline.planner import Planner
     from paceline.policy.select import cluster_of
 
-    links_of_rank_0 = ""
+    of_rank_0 = _Published(config.shared)
     if published:
-        shared, links_of_rank_0 = msgspec.json.decode(published, type=tuple[Shared, str])
-        config = config.following(shared)
+        of_rank_0 = msgspec.json.decode(published, type=_Published)
+        config = config.following(of_rank_0.shared)
     rate_bytes_per_s: float | Sequence[float] | None = config.rate_bytes_per_s
     latency_s = config.latency_s
     down_bytes_per_s: Sequence[float] = ()
     given = rate_bytes_per_s is not None and latency_s is not None
-    wants_multicast = _wants_multicast(config, hosts)
+    wants_multicast = _wants_multicast(config.multicast, hosts, asks=of_rank_0.asks_for_multicast)
     if len(set(hosts)) > 1 and not given and not config.deterministic:
         down = wants_multicast and rate_bytes_per_s is None
-        known = KnownLinks.decode(links_of_rank_0).of(hosts, down=down)
+        known = KnownLinks.decode(of_rank_0.links).of(hosts, down=down)
         links = known or measure(rank, hosts, exchange, store, down=down)
         _known(config).learn(hosts, links)
         if rate_bytes_per_s is None:
@@ -239,18 +252,11 @@ def _planner(
     return Planner(config, rank, cluster, multicast=multicast)
 
 
-def _wants_multicast(config: Config, hosts: Sequence[str]) -> bool:
-    """Whether it is to be tried. It is asked of settings that are the same on all ranks."""
-    from paceline.algorithms import ALGORITHMS
-
-    if config.multicast == "auto":
-        asked_for = any(
-            entry.multicast
-            for name in config.algorithms.values()
-            if (entry := ALGORITHMS.get(name.partition("/")[0])) is not None
-        )
-        return asked_for and len(set(hosts)) > 1
-    return config.multicast == "on" and len(hosts) > 1
+def _wants_multicast(setting: str, hosts: Sequence[str], *, asks: bool) -> bool:
+    """Whether it is to be tried, by what rank 0 has published: ``asks`` for an algorithm that needs it."""
+    if setting == "auto":
+        return asks and len(set(hosts)) > 1
+    return setting == "on" and len(hosts) > 1
 
 
 def _has_multicast(config: Config, rank: int, cluster: Cluster, try_multicast: TryMulticast) -> bool:
@@ -263,6 +269,11 @@ def _has_multicast(config: Config, rank: int, cluster: Cluster, try_multicast: T
     wire = 1.0 if config.rate_bytes_per_s is not None else cluster.wire_factor
     rates = [int(rate * wire * _SHARE_OF_PACKETS) for rate in (up_bytes_per_s, down_bytes_per_s)]
     why_not = try_multicast(config.multicast_address, *config.multicast_ports, *rates)
+    if why_not and config.deterministic:
+        raise UsageError(
+            f"multicast cannot be used: {why_not}. With PACELINE_DETERMINISTIC=1 nothing else is done in its place, "
+            "as the next run might differ: set PACELINE_MULTICAST=off"
+        )
     if why_not and rank == 0:
         _log.warning("multicast cannot be used, and each transfer goes to one rank: %s", why_not)
     return not why_not

@@ -27,9 +27,10 @@ PACELINE_HOST_TIMEOUT   how long another host may leave packets unanswered befor
                         or swapped out is not affected: its kernel still answers
 PACELINE_CONGESTION     TCP's congestion control between hosts, like ``bbr``, which keeps queues in switches  the
                         short, so that small collectives need not wait behind large ones                      system's
-PACELINE_MULTICAST      ``auto``: between hosts, where an algorithm with multicasts is asked for or may pay,  auto
-                        it is tried whether packets reach all ranks of a group; ``on``: in every group, also
-                        on one host; ``off``: never. Rank 0's holds for all ranks, as for the next two
+PACELINE_MULTICAST      ``on``: each group tries whether packets reach all its ranks, and uses multicast      auto
+                        where it pays; ``auto``: only between hosts and where rank 0's PACELINE_ALGORITHM
+                        or ``Options`` name an algorithm with multicasts; ``off``: never. Rank 0's holds
+                        for all ranks, as for the next two
 PACELINE_MCAST_ADDRESS  where multicast packets of all groups go, like ``239.193.1.2`` or ``ff15::1:2``       the
                                                                                                               group's
                                                                                                               own

@@ -504,11 +504,12 @@ TEST(Lies, ToASource) {
   const auto has_not_sent = [&](FrameType type) { return source.hear(1, type); };
   EXPECT_NE(has_not_sent(FrameType::kHave), "");
   EXPECT_NE(has_not_sent(FrameType::kLacks), "");
-  EXPECT_NE(source.hear(1, FrameType::kWant, 0, {{0, 100}}), "");
+  EXPECT_NE(source.hear(1, FrameType::kWant, 0, {{0, 1000}}), "");
   EXPECT_NE(source.hear(1, FrameType::kCast), "");
   EXPECT_NE(source.hear(1, FrameType::kOver), "");
   EXPECT_NE(source.hear(1, FrameType::kArmed, 0, {}, 9'999), "");
   EXPECT_NE(source.hear(1, FrameType::kArmed, 0, {}, 10'000, 1), "");
+  EXPECT_NE(source.hear(1, FrameType::kArmed, 0, {}, 10'000, 1 << 24), "");  // the first spread of the next operation
   EXPECT_EQ(source.hear(1, FrameType::kArmed), "");
   EXPECT_NE(source.hear(1, FrameType::kArmed), "");
   EXPECT_EQ(source.hear(2, FrameType::kArmed), "");
@@ -516,8 +517,14 @@ TEST(Lies, ToASource) {
   source.spreads.on_event({Multicast::Event::Kind::kSent, 1 << 24});
   source.spreads.take_effects();
   EXPECT_NE(source.hear(1, FrameType::kLacks, 2), "");
-  const std::vector<std::vector<Range>> senseless = {{{0, 0}},          {{0, 10'001}},          {{10'001, 1}},
-                                                     {{UINT64_MAX, 2}}, {{100, 100}, {0, 100}}, {{0, 100}, {50, 100}}};
+  const std::vector<std::vector<Range>> senseless = {{{0, 0}},
+                                                     {{0, 10'001}},
+                                                     {{10'001, 1}},
+                                                     {{UINT64_MAX, 2}},
+                                                     {{1000, 1000}, {0, 1000}},
+                                                     {{0, 1000}, {500, 1000}},
+                                                     {{0, 100}},
+                                                     {{9'900, 100}, {0, 1}}};
   for (const std::vector<Range>& ranges : senseless) {
     EXPECT_NE(source.hear(1, FrameType::kLacks, 1, ranges), "");
     EXPECT_NE(source.hear(1, FrameType::kWant, 1, ranges), "");
@@ -538,10 +545,10 @@ TEST(Lies, AskForMoreRoundsThanThereAre) {
   source.spreads.on_event({Multicast::Event::Kind::kSent, 1 << 24});
   EXPECT_EQ(source.hear(2, FrameType::kHave), "");
   for (uint64_t round = 1; round < Spreads::kMostRounds; ++round) {
-    EXPECT_EQ(source.hear(1, FrameType::kLacks, round, {{0, 100}}), "");
+    EXPECT_EQ(source.hear(1, FrameType::kLacks, round, {{0, 1000}}), "");
     source.spreads.on_event({Multicast::Event::Kind::kSent, 1 << 24});
   }
-  EXPECT_NE(source.hear(1, FrameType::kLacks, Spreads::kMostRounds, {{0, 100}}), "");
+  EXPECT_NE(source.hear(1, FrameType::kLacks, Spreads::kMostRounds, {{0, 1000}}), "");
 }
 
 TEST(Lies, ToAReceiver) {
@@ -550,9 +557,9 @@ TEST(Lies, ToAReceiver) {
   EXPECT_NE(receiver.hear(0, FrameType::kCast, 2), "");
   EXPECT_NE(receiver.hear(0, FrameType::kArmed), "");
   EXPECT_NE(receiver.hear(2, FrameType::kHave), "");
-  EXPECT_NE(receiver.hear(0, FrameType::kWant, 0, {{0, 100}}), "");
+  EXPECT_NE(receiver.hear(0, FrameType::kWant, 0, {{0, 1000}}), "");
   EXPECT_EQ(receiver.hear(2, FrameType::kWant, 0, {{0, 10'000}}), "");
-  EXPECT_NE(receiver.hear(2, FrameType::kWant, 0, {{0, 100}}), "");
+  EXPECT_NE(receiver.hear(2, FrameType::kWant, 0, {{0, 1000}}), "");
   const std::vector<uint8_t> bytes(100);
   receiver.spreads.on_repair(2, {1, 0, 0, 100, 10'000, bytes.data()});
   EXPECT_NE(receiver.complaint(), "");  // nobody asked

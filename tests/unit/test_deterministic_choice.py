@@ -9,6 +9,7 @@ import pytest
 
 from paceline import backend, config
 from paceline.config import Config, Shared
+from paceline.errors import UsageError
 from paceline.ir.collective import Collective, Kind
 from paceline.observe import links
 from paceline.observe.links import Links
@@ -127,6 +128,27 @@ def test_where_multicast_is_wanted_slow_uplinks_are_seen(monkeypatch: pytest.Mon
     assert planner("allgather", 0, 64_000_000, True, "").name == "multicast"
     assert planner("allreduce", 0, 64_000_000, False, "").name == "multicast", "by price"
     assert planner("allgather", 0, 64_000_000, True, "", [0, 1, 3]).name != "multicast", "a team has none"
+
+
+def test_multicast_is_tried_on_all_ranks_or_on_none_as_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = Config.from_environment({"PACELINE_ALGORITHM": "allgather:multicast"})
+    tried = []
+
+    def try_multicast(*_: object) -> str:
+        tried.append(True)
+        return ""
+
+    monkeypatch.setattr(links, "measure", lambda *_, down: Links(1e-4, (12.5e6,) * 4, (62.5e6,) * 4 if down else ()))
+    for of_rank_0, own, times in ((Config(), asking, 0), (asking, Config(), 1)):
+        monkeypatch.setattr(backend, "_known_links", {})
+        backend._planner(own, 1, None, HOSTS, backend._published(of_rank_0), _no_exchange, try_multicast)
+        assert len(tried) == times
+
+
+def test_without_multicast_a_deterministic_job_that_wants_it_fails() -> None:
+    settings = Config(deterministic=True, multicast="on")
+    with pytest.raises(UsageError, match="PACELINE_MULTICAST=off"):
+        backend._planner(settings, 1, None, HOSTS, backend._published(settings), _no_exchange, lambda *_: "no way")
 
 
 def test_without_multicast_all_goes_to_one_rank_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,8 @@ def spread_numbers(table: Transfers) -> npt.NDArray[np.int64]:
     """Of each transfer that may go to many at once, the number of its first chunk; -1 for the others.
 
     Not what is added, since bytes may come in any order. Nor what a destination sends away in the same step: a step
-    reads before it writes, so ranks that swap would wait for each other before any of them is ready to receive.
+    reads before it writes, so ranks that swap would wait for each other before any of them is ready to receive. Nor
+    what a destination writes over later: others may still get repairs from there.
     """
     many = (table.fanout > 1) & ~table.reduce
     candidates = np.flatnonzero(many)
@@ -97,11 +98,18 @@ def spread_numbers(table: Transfers) -> npt.NDArray[np.int64]:
         )
         for chunk in range(first, first + count)
     }
+    last_written: dict[tuple[int, int], int] = {}
+    transfer = np.repeat(np.arange(len(table)), table.fanout)
+    for index, rank in zip(transfer.tolist(), table.destination.tolist(), strict=True):
+        for place in range(int(table.chunk[index]), int(table.chunk[index]) + int(table.count[index])):
+            last_written[rank, place] = max(int(table.step[index]), last_written.get((rank, place), -1))
     for index in candidates.tolist():
         step, chunk, count = int(table.step[index]), int(table.chunk[index]), int(table.count[index])
         destinations = table.destination[table.first[index] : table.first[index + 1]].tolist()
         many[index] = not any(
-            (step, rank, place) in read for rank in destinations for place in range(chunk, chunk + count)
+            (step, rank, place) in read or last_written[rank, place] > step
+            for rank in destinations
+            for place in range(chunk, chunk + count)
         )
     chunks = np.where(many, table.count, 0).astype(np.int64)
     return np.where(many, np.cumsum(chunks) - chunks, -1).astype(np.int64)

@@ -72,6 +72,13 @@ def test_what_is_read_in_the_same_step_goes_to_each_alone() -> None:
     assert spread_numbers(Transfers.from_rows([*swapping, Transfer(1, 2, (0, 1), 1, 2, False)])).tolist() == [-1, -1, 0]
 
 
+# Rank 2 gets another chunk into the place later, while rank 1 may still get repairs from there.
+def test_what_is_written_over_later_goes_to_each_alone() -> None:
+    first, later = Transfer(0, 0, (1, 2), 0, 1, False), Transfer(1, 1, (2,), 0, 1, False)
+    assert spread_numbers(Transfers.from_rows([first, later])).tolist() == [-1, -1]
+    assert spread_numbers(Transfers.from_rows([first, Transfer(1, 1, (2,), 1, 1, False)])).tolist() == [0, -1]
+
+
 def test_what_is_added_goes_to_each_alone() -> None:
     assert spread_numbers(Transfers.from_rows([Transfer(0, 0, (1, 2), 0, 1, True)])).tolist() == [-1]
 
