@@ -86,6 +86,28 @@ TEST(Spreads, ManyOperationsAtOnceAndTwoGroups) {
   for (const auto& job : jobs) EXPECT_TRUE(job->right());
 }
 
+// Rank 3 lacks a packet of the first operation, and asks rank 2, which has forgotten by then what it called.
+TEST(Spreads, ANeighbourIsAskedManyCallsLater) {
+  constexpr uint32_t kCalls = 400;
+  Ranks ranks(kRanks, {});
+  ranks.spread_by_multicast(0, [](uint32_t rank, std::span<const uint8_t> packet) {
+    const bool first_chunk = packet[12] == 0 && packet[13] == 0 && packet[16] == 0;
+    const bool first_call = packet[19] == 1 && packet[20] == 0;  // the upper bytes of the number count operations
+    return rank != 3 || !first_chunk || !first_call;
+  });
+  std::vector<std::unique_ptr<Job>> jobs;
+  std::vector<Pending> pending;
+  for (uint32_t i = 0; i < kCalls; ++i) {
+    jobs.push_back(std::make_unique<Job>(multicast_broadcast(1), Kind::kBroadcast, kRanks, 5000, i));
+  }
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    for (const auto& job : jobs) pending.push_back(ranks.post(rank, job->operation(rank)));
+  }
+  for (const Pending& entry : pending) ASSERT_EQ(entry.wait(), "");
+  for (const auto& job : jobs) EXPECT_TRUE(job->right());
+  EXPECT_GT(ranks.engine(3).packet_counters(ranks.group(3))->spreads.repaired_bytes, 0u);
+}
+
 TEST(Spreads, ALateRankIsWaitedFor) {
   Ranks ranks(kRanks, {});
   ranks.spread_by_multicast();
