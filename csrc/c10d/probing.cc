@@ -100,6 +100,7 @@ class Conversation {
   }
   std::vector<std::string> keys(const std::string& round) const {
     std::vector<std::string> keys;
+    keys.reserve(group_.size());
     for (uint32_t rank = 0; rank < group_.size(); ++rank) keys.push_back(key(round, rank));
     return keys;
   }
