@@ -125,7 +125,7 @@ void Collectives::on_spread_frame(uint32_t peer, const FrameHeader& header, cons
   const std::shared_ptr<Operation> operation = find(header.seq);
   if (operation == nullptr || operation->in_epilogue) {
     // The asker's own call, for this rank may have forgotten its own.
-    Connection* connection = header.type == FrameType::kWant ? group_.connection(peer, lane_) : nullptr;
+    const Connection* connection = header.type == FrameType::kWant ? group_.connection(peer, lane_) : nullptr;
     if (connection == nullptr || !connection->may_answer()) return;  // it asks, and does not read
     return tell(peer, {FrameType::kOver, header.seq, header.id, 0, header.total, {}}, &header.call);
   }
