@@ -6,7 +6,6 @@ reads and writes of each chunk by these steps and runs everything else as data a
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,24 +30,25 @@ def program(
     from paceline._c10d import Program
 
     schedule = proof.schedule
+    numbers = spread_numbers(schedule.transfers)
     return Program(
         rank=rank,
         num_ranks=schedule.num_ranks,
         num_chunks=schedule.num_chunks,
         digest=int(schedule.digest[:16], 16),
         name=schedule.algorithm if name is None else name,
-        rows=rows(schedule, rank),
+        rows=rows(schedule, rank, numbers),
         in_order=in_order,
         in_turn=in_turn,
-        spreads=spreads(schedule, rank),
+        spreads=spreads(schedule, rank, numbers),
     )
 
 
-def rows(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
+def rows(schedule: Schedule, rank: int, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """One row a transfer and peer: step, peer, first chunk, chunks, whether we receive, whether we reduce, spread.
 
     A transfer with many destinations is as many rows of its source. The spread is the number that such a transfer's
-    first chunk has in :func:`spreads`, or -1: then its chunks go to each destination alone.
+    first chunk has (``numbers``, from :func:`spread_numbers`), or -1: then its chunks go to each destination alone.
     """
     table = schedule.transfers
     transfer = np.repeat(np.arange(len(table)), table.fanout)  # of each destination
@@ -57,29 +57,26 @@ def rows(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
     index = transfer[mine]
     receives = table.destination[mine] == rank
     peer = np.where(receives, source[mine], table.destination[mine])
-    number = spread_numbers(table)
     columns = (table.step[index], peer, table.chunk[index], table.count[index], receives, table.reduce[index])
-    return np.stack([column.astype(np.int64) for column in (*columns, number[index])], axis=1)
+    return np.stack([column.astype(np.int64) for column in (*columns, numbers[index])], axis=1)
 
 
-def spreads(schedule: Schedule, rank: int) -> list[tuple[int, int, list[int]]]:
+def spreads(schedule: Schedule, rank: int, numbers: npt.NDArray[np.int64]) -> list[tuple[int, int, list[int]]]:
     """The chunks that may go to many ranks at once, of those that this rank sends or receives.
 
     Each has a number, which is the same on all ranks, a source and its destinations.
     """
     table = schedule.transfers
-    number = spread_numbers(table)
     listed = []
-    for index in np.flatnonzero(number >= 0).tolist():
+    for index in np.flatnonzero(numbers >= 0).tolist():
         destinations = table.destination[table.first[index] : table.first[index + 1]]
         source = int(table.source[index])
         if source == rank or bool((destinations == rank).any()):
-            first, count = int(number[index]), int(table.count[index])
+            first, count = int(numbers[index]), int(table.count[index])
             listed += [(chunk, source, destinations.tolist()) for chunk in range(first, first + count)]
     return listed
 
 
-@functools.lru_cache(maxsize=1)  # rows and spreads ask for the same
 def spread_numbers(table: Transfers) -> npt.NDArray[np.int64]:
     """Of each transfer that may go to many at once, the number of its first chunk; -1 for the others.
 

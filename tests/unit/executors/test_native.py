@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from hypothesis import given
 
 from effort import examples
@@ -12,6 +14,14 @@ from paceline.ir.collective import Collective, Kind
 from paceline.ir.schedule import Schedule
 from paceline.ir.transfers import Transfer, Transfers
 from strategies import requests
+
+
+def _rows(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
+    return rows(schedule, rank, spread_numbers(schedule.transfers))
+
+
+def _spreads(schedule: Schedule, rank: int) -> list[tuple[int, int, list[int]]]:
+    return spreads(schedule, rank, spread_numbers(schedule.transfers))
 
 
 @examples(40)
@@ -24,7 +34,7 @@ def test_every_transfer_is_in_the_programs_of_both_ends_and_nowhere_else(
     sends: Counter[tuple[int, ...]] = Counter()
     receives: Counter[tuple[int, ...]] = Counter()
     for rank in range(schedule.num_ranks):
-        for step, peer, chunk, count, is_receive, is_reduce, _spread in rows(schedule, rank).tolist():
+        for step, peer, chunk, count, is_receive, is_reduce, _spread in _rows(schedule, rank).tolist():
             ends = (peer, rank) if is_receive else (rank, peer)
             (receives if is_receive else sends)[(step, *ends, chunk, count, is_reduce)] += 1
     whole: Counter[tuple[int, ...]] = Counter()
@@ -36,15 +46,15 @@ def test_every_transfer_is_in_the_programs_of_both_ends_and_nowhere_else(
 
 def test_many_destinations_are_as_many_sends_of_one_spread() -> None:
     schedule = Schedule.from_rows(Collective(Kind.BROADCAST, 3), 1, [Transfer(0, 0, (1, 2), 0, 1, False)])
-    assert rows(schedule, 0).tolist() == [[0, 1, 0, 1, 0, 0, 0], [0, 2, 0, 1, 0, 0, 0]]
-    assert rows(schedule, 2).tolist() == [[0, 0, 0, 1, 1, 0, 0]]
-    assert spreads(schedule, 0) == spreads(schedule, 2) == [(0, 0, [1, 2])]
+    assert _rows(schedule, 0).tolist() == [[0, 1, 0, 1, 0, 0, 0], [0, 2, 0, 1, 0, 0, 0]]
+    assert _rows(schedule, 2).tolist() == [[0, 0, 0, 1, 1, 0, 0]]
+    assert _spreads(schedule, 0) == _spreads(schedule, 2) == [(0, 0, [1, 2])]
 
 
 def test_one_destination_is_no_spread() -> None:
     schedule = prove("ring", Collective(Kind.ALL_GATHER, 4)).schedule
-    assert spreads(schedule, 1) == []
-    assert set(rows(schedule, 1)[:, 6].tolist()) == {-1}
+    assert _spreads(schedule, 1) == []
+    assert set(_rows(schedule, 1)[:, 6].tolist()) == {-1}
 
 
 @examples(40)
@@ -55,11 +65,11 @@ def test_spreads_have_the_same_numbers_on_all_ranks(request_: tuple[Algorithm, C
     ranks_of: dict[int, set[int]] = {}
     described: dict[int, tuple[int, list[int]]] = {}
     for rank in range(schedule.num_ranks):
-        for number, source, destinations in spreads(schedule, rank):
+        for number, source, destinations in _spreads(schedule, rank):
             assert described.setdefault(number, (source, destinations)) == (source, destinations)
             ranks_of.setdefault(number, set()).add(rank)
-        of_rows = [row[6] + chunk for row in rows(schedule, rank).tolist() if row[6] >= 0 for chunk in range(row[3])]
-        assert set(of_rows) == {number for number, _, _ in spreads(schedule, rank)}
+        of_rows = [row[6] + chunk for row in _rows(schedule, rank).tolist() if row[6] >= 0 for chunk in range(row[3])]
+        assert set(of_rows) == {number for number, _, _ in _spreads(schedule, rank)}
     for number, (source, destinations) in described.items():
         assert ranks_of[number] == {source, *destinations}
 

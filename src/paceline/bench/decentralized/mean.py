@@ -33,6 +33,11 @@ class MeanWatch:
         """When the loss first was at the target or below."""
         return first_crossing(self.curve, self._target)
 
+    @property
+    def known_s(self) -> float:
+        """Up to when the loss is known."""
+        return self.curve[-1][0] if self.curve else 0.0
+
     def look(self) -> None:
         """Take the snapshots that all workers have saved, and delete their files."""
         while True:

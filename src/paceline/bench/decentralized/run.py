@@ -354,7 +354,8 @@ class _Watch:
             return sum(steps) / (self.plan.steps * self.plan.num_workers), words
         own_s, mean_s = curve.reached(target), self.mean.reached_s
         reached = [time_s for time_s in (own_s, mean_s) if time_s is not None]
-        if len(reached) == 2 or (reached and curve.times_s[-1] > _PATIENCE * min(reached)):
+        known_s = min(curve.times_s[-1], self.mean.known_s)
+        if len(reached) == 2 or (reached and known_s > _PATIENCE * min(reached)):
             return 1.0, words
         return min(0.99, max(0.0, (first - last) / (first - target))) if first > target else 0.0, words
 
