@@ -34,7 +34,7 @@ if task == "late":  # the last rank is late, while the others send it more than 
     assert all(bool((part == size * (size - 1) / 2).all()) for part in numbers)
 if task == "groups":
     measure, measured = links.measure, []
-    links.measure = lambda *arguments: measured.append(0) or measure(*arguments)
+    links.measure = lambda *where, **what: measured.append(0) or measure(*where, **what)
     for ranks in ([0, 1], [1, 0], [1, 2], [2, 1], [0, 1, 2], [0, 2], [0, 1, 2], [1, 2]):
         before = len(measured)
         group = dist.new_group(ranks, backend="paceline")

@@ -82,7 +82,7 @@ def launched(me: Member, launch: int, sharded: bool) -> dict[str, Any]:
     """One launch of the same program; what must not depend on the launch."""
     dice = random.Random(f"{launch} {me.rank}")
     socket.gethostname = lambda: f"host{me.rank}"  # type: ignore[assignment]
-    links.measure = lambda *_: NETWORKS[launch % len(NETWORKS)]  # type: ignore[assignment]
+    links.measure = lambda *_, **_what: NETWORKS[launch % len(NETWORKS)]  # type: ignore[assignment]
     time.sleep(dice.random() * 0.1)
     me.join()
     sums = []
