@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from paceline.train.decentralized.generator.messages import Abort, Average, Commit, ToWorker
 
-MAX_ATTEMPTS = 10
-"""So often an average is made for the same receivers before it is given up."""
+MAX_ATTEMPTS = 100
+"""So often an average is made for the same receivers before it is given up. A process that died is dropped after a
+second; until then attempts with it fail, one after another."""
 
 
 class _Running:
