@@ -23,8 +23,8 @@ NOMINAL_LATENCY_S = 30e-6
 _CLOSE = 1.02
 """Prices this close are equal: the model does not know better, and the simpler algorithm is taken."""
 
-_NOT_MEASURED = frozenset({"multicast_ring", "stragglar_multicast"})
-"""These multicast beside streams over the same uplink. Their prices count no loss from that, so they must be wanted."""
+_ONLY_IF_NAMED = frozenset({"multicast_ring", "stragglar_multicast"})
+"""These multicast beside streams over the same uplink, which their prices do not count: measured, the first is slow."""
 
 _SIMPLE_FIRST = ("ring", "direct", "doubling", "chain", "binomial", "dissemination", "pairwise")
 """Between hosts, one that never sends to many at once."""
@@ -71,7 +71,7 @@ def _cheapest(collective: Collective, cluster: Cluster, size_bytes: float, exact
 
     Multicast is taken only where that saves more than the model can be wrong by.
     """
-    entries = [entry.name for entry in worth_comparing(collective, cluster) if entry.name not in _NOT_MEASURED]
+    entries = [entry.name for entry in worth_comparing(collective, cluster) if entry.name not in _ONLY_IF_NAMED]
     if not exact and collective.num_ranks > 2:
         entries = [entry for entry in entries if entry not in _ORDER_DIFFERS]
     plans = worth_taking([plan(collective, cluster, size_bytes, entry) for entry in entries])
